@@ -1,0 +1,209 @@
+//! Identifiers. Each is its own type, checked once where it enters, so that it can be trusted afterwards.
+
+use crate::limits::{NAME_BYTES_MAX, SESSION_ID_BYTES_MAX};
+use rkyv::{Archive, Deserialize, Serialize};
+use std::fmt;
+
+/// Why a text is not an identifier.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum IdError {
+    /// Nothing was given.
+    #[error("{what} is empty: give it at least one character")]
+    Empty {
+        /// Name of the field.
+        what: &'static str,
+    },
+    /// More bytes than the limit.
+    #[error("{what} has {got} bytes: use at most {max}")]
+    TooLong {
+        /// Name of the field.
+        what: &'static str,
+        /// Bytes given.
+        got: usize,
+        /// Bytes allowed.
+        max: usize,
+    },
+    /// A character that cannot stand in one token of a NATS subject.
+    #[error("{what} contains {bad:?}: use letters, digits, '-' and '_' only")]
+    BadCharacter {
+        /// Name of the field.
+        what: &'static str,
+        /// The first offending character.
+        bad: char,
+    },
+}
+
+fn check_name(what: &'static str, text: &str) -> Result<(), IdError> {
+    if text.is_empty() {
+        return Err(IdError::Empty { what });
+    }
+    if text.len() > NAME_BYTES_MAX {
+        return Err(IdError::TooLong { what, got: text.len(), max: NAME_BYTES_MAX });
+    }
+    match text.chars().find(|c| !(c.is_ascii_alphanumeric() || *c == '-' || *c == '_')) {
+        Some(bad) => Err(IdError::BadCharacter { what, bad }),
+        None => Ok(()),
+    }
+}
+
+macro_rules! name_id {
+    ($(#[$doc:meta])* $name:ident, $what:literal) => {
+        $(#[$doc])*
+        #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[serde(transparent)]
+        pub struct $name(String);
+
+        impl $name {
+            /// Checks and wraps `text`.
+            ///
+            /// # Errors
+            /// [`IdError`] if it is empty, longer than [`NAME_BYTES_MAX`], or not one token of a NATS subject.
+            pub fn new(text: impl Into<String>) -> Result<Self, IdError> {
+                let text = text.into();
+                check_name($what, &text)?;
+                Ok(Self(text))
+            }
+            /// The text.
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+name_id!(
+    /// Names one Pinion cluster: the second token of every subject.
+    ClusterId,
+    "cluster name"
+);
+name_id!(
+    /// Names a prefill, decode or fused worker, or a node. One token of a NATS subject.
+    WorkerId,
+    "worker name"
+);
+
+/// A conversation. Clients choose it, so it may hold any characters; [`SessionId::token`] is its form in subjects.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[serde(transparent)]
+pub struct SessionId(String);
+
+impl SessionId {
+    /// Checks and wraps `text`.
+    ///
+    /// # Errors
+    /// [`IdError`] if it is empty or longer than [`SESSION_ID_BYTES_MAX`] bytes.
+    pub fn new(text: impl Into<String>) -> Result<Self, IdError> {
+        let text = text.into();
+        if text.is_empty() {
+            return Err(IdError::Empty { what: "session id" });
+        }
+        if text.len() > SESSION_ID_BYTES_MAX {
+            return Err(IdError::TooLong { what: "session id", got: text.len(), max: SESSION_ID_BYTES_MAX });
+        }
+        Ok(Self(text))
+    }
+    /// The text as the client gave it.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+    /// One token of a NATS subject: the text itself where it is a plain name, else `~` and the first 16 bytes of
+    /// its SHA-256 in hex (`~` never occurs in a plain name, so the two forms cannot meet).
+    pub fn token(&self) -> String {
+        use sha2::Digest;
+        if check_name("session id", &self.0).is_ok() {
+            return self.0.clone();
+        }
+        let digest = sha2::Sha256::digest(self.0.as_bytes());
+        let mut out = String::with_capacity(33);
+        out.push('~');
+        crate::hash::push_hex(&mut out, &digest[..16]);
+        out
+    }
+}
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+macro_rules! number_id {
+    ($(#[$doc:meta])* $name:ident($inner:ty)) => {
+        $(#[$doc])*
+        #[derive(
+            Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize,
+            Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+        )]
+        #[serde(transparent)]
+        pub struct $name(pub $inner);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+number_id!(
+    /// Grows whenever an owner (of a shard, a worker, a node) is replaced; messages of older ones change nothing (I7).
+    Epoch(u64)
+);
+number_id!(
+    /// Position of a turn in its session, from 0 (digest T1: the prototype was bitten by "turn 1").
+    TurnIndex(u32)
+);
+number_id!(
+    /// A decode worker's promise of room for one seed, unique within the worker's epoch.
+    PermitId(u64)
+);
+number_id!(
+    /// One request of a client; a UUID's 128 bits. Retries of the same request carry the same id.
+    RequestId(u128)
+);
+
+impl Epoch {
+    /// The epoch after this one.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+impl TurnIndex {
+    /// The turn after this one.
+    #[must_use]
+    pub const fn next(self) -> Self {
+        Self(self.0 + 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_must_be_one_subject_token() {
+        for bad in ["", "a.b", "a b", "a*", ">", "ä"] {
+            assert!(WorkerId::new(bad).is_err(), "{bad:?}");
+        }
+        assert!(WorkerId::new("x".repeat(NAME_BYTES_MAX + 1)).is_err());
+        assert_eq!(WorkerId::new("d-0_1").unwrap().as_str(), "d-0_1");
+    }
+
+    #[test]
+    fn a_session_id_is_bounded_and_always_has_a_safe_token() {
+        assert!(SessionId::new("").is_err());
+        assert!(SessionId::new("x".repeat(SESSION_ID_BYTES_MAX)).is_ok());
+        assert!(SessionId::new("x".repeat(SESSION_ID_BYTES_MAX + 1)).is_err());
+        assert_eq!(SessionId::new("abc-1").unwrap().token(), "abc-1");
+        let odd = SessionId::new("user@host > *").unwrap().token();
+        assert!(odd.starts_with('~') && odd.len() == 33 && !odd.contains(['.', '*', '>', ' ']));
+    }
+}
