@@ -2,7 +2,7 @@
 //!
 //! | bytes | field |
 //! |---|---|
-//! | 0-1 | magic `0x504E` ("PN"), little-endian like all numbers here |
+//! | 0-1 | magic `0x4E50` ("PN"), little-endian like all numbers here |
 //! | 2-3 | schema id, one per message type |
 //! | 4-5 | version of that schema |
 //! | 6-7 | reserved, 0 |
@@ -20,7 +20,7 @@ use rkyv::ser::allocator::ArenaHandle;
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize};
 
-const MAGIC: u16 = 0x504E;
+const MAGIC: u16 = 0x4E50;
 /// Bytes in front of the body.
 pub const PREFIX_BYTES: usize = 16;
 
