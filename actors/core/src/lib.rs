@@ -1,0 +1,8 @@
+//! The decisions of Pinion, as synchronous state machines: `step(now, fact) -> actions`, total over their inputs.
+//!
+//! No clock, no randomness, no I/O, no runtime lives here; the crate's dependencies prove it (`tests/tests/walls.rs`).
+//! [`session`] tells what happens to a turn.
+
+pub mod peer;
+pub mod session;
+pub mod staleness;

@@ -1,0 +1,4 @@
+//! Traces, replay and statistics.
+
+pub mod stats;
+pub mod trace;

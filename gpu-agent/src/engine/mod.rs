@@ -1,0 +1,3 @@
+//! Engines: what computes tokens and holds KV pages on a node (design §8).
+
+pub mod sim;

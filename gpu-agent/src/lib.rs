@@ -1,0 +1,3 @@
+//! The node agent of Pinion and its engines (design §8). Engines hold and compute KV; they decide nothing about admission.
+
+pub mod engine;
