@@ -1,8 +1,8 @@
-//! Names of KV pages: a SHA-256 chain over token ids, the same bytes SGLang uses for its page keys.
+//! Names of KV pages: a SHA-256 chain over token ids, the same bytes `SGLang` uses for its page keys.
 //!
 //! `h_i = sha256(h_{i-1} ‖ page_tokens token ids as little-endian u32)`. Without a namespace `h_{-1}` is empty; with
 //! one it is `sha256("sglang-cache-namespace-v1" ‖ for each part: 00 if absent, else 01 ‖ 8-byte LE length ‖ utf-8)`.
-//! Measured against a real SGLang 0.5.23 server (engines part B). Equal name = equal prefix, inside one namespace and one
+//! Measured against a real `SGLang` 0.5.23 server (engines part B). Equal name = equal prefix, inside one namespace and one
 //! model fingerprint. Only full pages have names.
 
 use rkyv::{Archive, Deserialize, Serialize};
@@ -56,16 +56,28 @@ pub struct ChainHasher {
 }
 
 impl ChainHasher {
-    /// A chain from its root. `namespace` holds the parts that separate tenants (SGLang: `extra_key`, `cache_salt`);
+    /// A chain from its root. `namespace` holds the parts that separate tenants (`SGLang`: `extra_key`, `cache_salt`);
     /// no part given means no namespace. `page_tokens` below 1 is taken as 1.
     pub fn new(page_tokens: u32, namespace: &[Option<&str>]) -> Self {
-        let parent = if namespace.iter().all(Option::is_none) { Vec::new() } else { namespace_root(namespace).to_vec() };
-        Self { parent, page_tokens: page_tokens.max(1) as usize, tail: Vec::new() }
+        let parent = if namespace.iter().all(Option::is_none) {
+            Vec::new()
+        } else {
+            namespace_root(namespace).to_vec()
+        };
+        Self {
+            parent,
+            page_tokens: page_tokens.max(1) as usize,
+            tail: Vec::new(),
+        }
     }
 
     /// A chain that goes on behind the page `tip`.
     pub fn resume(page_tokens: u32, tip: PageHash) -> Self {
-        Self { parent: tip.0.to_vec(), page_tokens: page_tokens.max(1) as usize, tail: Vec::new() }
+        Self {
+            parent: tip.0.to_vec(),
+            page_tokens: page_tokens.max(1) as usize,
+            tail: Vec::new(),
+        }
     }
 
     /// Appends `tokens` and returns the names of the pages that became full.

@@ -38,9 +38,16 @@ fn check_name(what: &'static str, text: &str) -> Result<(), IdError> {
         return Err(IdError::Empty { what });
     }
     if text.len() > NAME_BYTES_MAX {
-        return Err(IdError::TooLong { what, got: text.len(), max: NAME_BYTES_MAX });
+        return Err(IdError::TooLong {
+            what,
+            got: text.len(),
+            max: NAME_BYTES_MAX,
+        });
     }
-    match text.chars().find(|c| !(c.is_ascii_alphanumeric() || *c == '-' || *c == '_')) {
+    match text
+        .chars()
+        .find(|c| !(c.is_ascii_alphanumeric() || *c == '-' || *c == '_'))
+    {
         Some(bad) => Err(IdError::BadCharacter { what, bad }),
         None => Ok(()),
     }
@@ -104,7 +111,11 @@ impl SessionId {
             return Err(IdError::Empty { what: "session id" });
         }
         if text.len() > SESSION_ID_BYTES_MAX {
-            return Err(IdError::TooLong { what: "session id", got: text.len(), max: SESSION_ID_BYTES_MAX });
+            return Err(IdError::TooLong {
+                what: "session id",
+                got: text.len(),
+                max: SESSION_ID_BYTES_MAX,
+            });
         }
         Ok(Self(text))
     }

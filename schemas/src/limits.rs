@@ -1,6 +1,6 @@
 //! Named limits and the reason for each. A queue, map or stream without a cap is a bug (design §3 rule 5).
 
-/// Tokens in one page of KV unless configured otherwise (design §1). SGLang's `--page-size` is set to match.
+/// Tokens in one page of KV unless configured otherwise (design §1). `SGLang`'s `--page-size` is set to match.
 pub const PAGE_TOKENS: u32 = 64;
 /// Bytes of a session id: the field's common bound (field §1.3), enough for a UUID with a prefix.
 pub const SESSION_ID_BYTES_MAX: usize = 256;
@@ -12,9 +12,9 @@ pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 pub const CHAIN_PAGES_MAX: usize = 16_384;
 /// Seeds a decode worker has promised and not yet received (design §5).
 pub const PENDING_SEEDS_MAX: u32 = 4;
-/// Rejects of a (session, D) pair after which Route skips that D (τ_reject, digest §1.7).
+/// Rejects of a (session, D) pair after which Route skips that D (`τ_reject`, digest §1.7).
 pub const REJECTS_MAX: u32 = 3;
-/// Longest append that runs directly on D, in tokens (τ_append, digest §1.7).
+/// Longest append that runs directly on D, in tokens (`τ_append`, digest §1.7).
 pub const DIRECT_APPEND_TOKENS_MAX: u32 = 8_192;
 /// Upper bound of the staleness bound β, in tokens (digest §1.10).
 pub const STALENESS_TOKENS_MAX: u32 = 4_096;

@@ -312,7 +312,12 @@ mod tests {
     }
 
     fn chunk() -> Chunk {
-        Chunk { request: RequestId(1), epoch: Epoch(2), offset: 3, tokens: vec![4, 5] }
+        Chunk {
+            request: RequestId(1),
+            epoch: Epoch(2),
+            offset: 3,
+            tokens: vec![4, 5],
+        }
     }
 
     #[test]
@@ -333,10 +338,24 @@ mod tests {
     #[test]
     fn the_wrong_message_is_refused_by_name() {
         let bytes = encode(&chunk()).unwrap();
-        assert_eq!(decode::<Run>(&bytes), Err(WireError::Schema { got: 9, expected: 1, name: "Run" }));
+        assert_eq!(
+            decode::<Run>(&bytes),
+            Err(WireError::Schema {
+                got: 9,
+                expected: 1,
+                name: "Run"
+            })
+        );
         let mut newer = bytes.clone();
         newer[4] = 2;
-        assert_eq!(decode::<Chunk>(&newer), Err(WireError::Version { got: 2, spoken: 1, name: "Chunk" }));
+        assert_eq!(
+            decode::<Chunk>(&newer),
+            Err(WireError::Version {
+                got: 2,
+                spoken: 1,
+                name: "Chunk"
+            })
+        );
         let padded = [&bytes[..], &[0]].concat();
         assert!(matches!(decode::<Chunk>(&padded), Err(WireError::Length { .. })));
     }

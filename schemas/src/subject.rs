@@ -24,7 +24,14 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 6] = [Self::Session, Self::Router, Self::Decode, Self::Prefill, Self::Node, Self::Gateway];
+    pub const ALL: [Self; 6] = [
+        Self::Session,
+        Self::Router,
+        Self::Decode,
+        Self::Prefill,
+        Self::Node,
+        Self::Gateway,
+    ];
 
     /// The token in the subject.
     pub const fn token(self) -> &'static str {
@@ -65,7 +72,9 @@ pub struct Subjects {
 impl Subjects {
     /// The subjects of `cluster`.
     pub fn new(cluster: &ClusterId) -> Self {
-        Self { prefix: format!("pinion.{cluster}") }
+        Self {
+            prefix: format!("pinion.{cluster}"),
+        }
     }
     /// `pinion.<cluster>.<kind>.<worker>.<verb>`, a request to one worker, node, router or gateway.
     pub fn worker(&self, kind: Kind, worker: &WorkerId, verb: &'static str) -> Subject {
@@ -101,15 +110,27 @@ pub struct Parsed<'a> {
 /// Takes a subject of this grammar apart; `None` for anything else.
 pub fn parse(subject: &str) -> Option<Parsed<'_>> {
     let tokens: Vec<&str> = subject.split('.').collect();
-    let [root, cluster, third, fourth, fifth] = tokens.as_slice() else { return None };
+    let [root, cluster, third, fourth, fifth] = tokens.as_slice() else {
+        return None;
+    };
     if *root != "pinion" || tokens.iter().any(|t| t.is_empty()) {
         return None;
     }
     let kind_of = |token: &str| Kind::ALL.into_iter().find(|k| k.token() == token);
     if *third == "event" {
-        return Some(Parsed { cluster, kind: kind_of(fourth)?, id: fifth, verb: None });
+        return Some(Parsed {
+            cluster,
+            kind: kind_of(fourth)?,
+            id: fifth,
+            verb: None,
+        });
     }
-    Some(Parsed { cluster, kind: kind_of(third)?, id: fourth, verb: Some(fifth) })
+    Some(Parsed {
+        cluster,
+        kind: kind_of(third)?,
+        id: fourth,
+        verb: Some(fifth),
+    })
 }
 
 #[cfg(test)]
@@ -122,7 +143,12 @@ mod tests {
         let d0 = WorkerId::new("d0").unwrap();
         for kind in Kind::ALL {
             let s = subjects.worker(kind, &d0, "inspect");
-            let expected = Parsed { cluster: "demo", kind, id: "d0", verb: Some("inspect") };
+            let expected = Parsed {
+                cluster: "demo",
+                kind,
+                id: "d0",
+                verb: Some("inspect"),
+            };
             assert_eq!(parse(s.as_str()), Some(expected));
         }
         let odd = SessionId::new("a.b *").unwrap();
@@ -133,7 +159,14 @@ mod tests {
 
     #[test]
     fn foreign_subjects_are_not_ours() {
-        for s in ["", "pinion", "pinion.a.b.c.d.e", "pinion.a.nokind.c.d", "other.a.session.c.d", "pinion..session.c.d"] {
+        for s in [
+            "",
+            "pinion",
+            "pinion.a.b.c.d.e",
+            "pinion.a.nokind.c.d",
+            "other.a.session.c.d",
+            "pinion..session.c.d",
+        ] {
             assert_eq!(parse(s), None, "{s:?}");
         }
     }

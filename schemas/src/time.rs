@@ -5,7 +5,20 @@ use rkyv::{Archive, Deserialize, Serialize};
 /// A point on the cluster's time axis, or a span of it, in microseconds. The origin is whatever the shell
 /// chose (process start, or virtual zero); only differences mean anything across processes.
 #[derive(
-    Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
 )]
 #[serde(transparent)]
 pub struct Micros(pub u64);

@@ -46,7 +46,9 @@ pub enum WireError {
         expected: usize,
     },
     /// More than [`MESSAGE_BYTES_MAX`].
-    #[error("message of {0} bytes exceeds the limit of {MESSAGE_BYTES_MAX}: send KV over the transfer plane, not the bus")]
+    #[error(
+        "message of {0} bytes exceeds the limit of {MESSAGE_BYTES_MAX}: send KV over the transfer plane, not the bus"
+    )]
     TooLarge(usize),
     /// Not a Pinion message.
     #[error("not a Pinion message (magic {0:#06x})")]
@@ -121,7 +123,10 @@ where
         return Err(WireError::TooLarge(bytes.len()));
     }
     let Some((prefix, body)) = bytes.split_first_chunk::<PREFIX_BYTES>() else {
-        return Err(WireError::Length { got: bytes.len(), expected: PREFIX_BYTES });
+        return Err(WireError::Length {
+            got: bytes.len(),
+            expected: PREFIX_BYTES,
+        });
     };
     let u16_at = |i: usize| u16::from_le_bytes([prefix[i], prefix[i + 1]]);
     let u32_at = |i: usize| u32::from_le_bytes([prefix[i], prefix[i + 1], prefix[i + 2], prefix[i + 3]]);
@@ -129,14 +134,25 @@ where
         return Err(WireError::Magic(u16_at(0)));
     }
     if u16_at(2) != T::ID {
-        return Err(WireError::Schema { got: u16_at(2), expected: T::ID, name: T::NAME });
+        return Err(WireError::Schema {
+            got: u16_at(2),
+            expected: T::ID,
+            name: T::NAME,
+        });
     }
     if u16_at(4) != T::VERSION {
-        return Err(WireError::Version { got: u16_at(4), spoken: T::VERSION, name: T::NAME });
+        return Err(WireError::Version {
+            got: u16_at(4),
+            spoken: T::VERSION,
+            name: T::NAME,
+        });
     }
     let expected = PREFIX_BYTES + u32_at(8) as usize;
     if bytes.len() != expected {
-        return Err(WireError::Length { got: bytes.len(), expected });
+        return Err(WireError::Length {
+            got: bytes.len(),
+            expected,
+        });
     }
     if u32_at(12) != checksum(body) {
         return Err(WireError::Checksum(T::NAME));

@@ -16,7 +16,10 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("pinion-core", &["pinion-schemas"]),
     ("pinion-bus", &["pinion-schemas"]),
     ("pinion-transfer", &["pinion-schemas"]),
-    ("pinion-actors", &["pinion-schemas", "pinion-core", "pinion-bus", "pinion-transfer"]),
+    (
+        "pinion-actors",
+        &["pinion-schemas", "pinion-core", "pinion-bus", "pinion-transfer"],
+    ),
     ("pinion-gpu-agent", &["*"]),
     ("pinion-gateway", &["pinion-schemas", "pinion-bus", "pinion-actors"]),
     ("pinion-eval", &["*"]),
@@ -51,7 +54,11 @@ fn graph(metadata: &Value) -> Graph {
     let mut graph = Graph::new();
     for p in list(&metadata["packages"]) {
         let id = text(&p["id"]);
-        let mut package = Package { name: text(&p["name"]), ours: members.contains(&id), ..Package::default() };
+        let mut package = Package {
+            name: text(&p["name"]),
+            ours: members.contains(&id),
+            ..Package::default()
+        };
         for d in list(&p["dependencies"]) {
             package.declares.insert(text(&d["name"]));
             if d["kind"] != "dev" {
@@ -63,7 +70,11 @@ fn graph(metadata: &Value) -> Graph {
     for n in list(&metadata["resolve"]["nodes"]) {
         if let Some(package) = graph.get_mut(&text(&n["id"])) {
             let normal = |d: &&Value| list(&d["dep_kinds"]).iter().any(|k| k["kind"].is_null());
-            package.resolved = list(&n["deps"]).iter().filter(normal).map(|d| text(&d["pkg"])).collect();
+            package.resolved = list(&n["deps"])
+                .iter()
+                .filter(normal)
+                .map(|d| text(&d["pkg"]))
+                .collect();
         }
     }
     graph
@@ -75,7 +86,10 @@ fn reach(graph: &Graph, id: &str) -> BTreeSet<String> {
     while let Some(package) = todo.pop().and_then(|i| graph.get(&i)) {
         todo.extend(package.resolved.iter().filter(|d| seen.insert((*d).clone())).cloned());
     }
-    seen.iter().filter_map(|i| graph.get(i)).map(|p| p.name.clone()).collect()
+    seen.iter()
+        .filter_map(|i| graph.get(i))
+        .map(|p| p.name.clone())
+        .collect()
 }
 
 /// Every breach of the walls, as sentences.
@@ -85,7 +99,12 @@ fn breaches(graph: &Graph) -> Vec<String> {
         let name = p.name.as_str();
         if PURE.contains(&name) {
             let reached = reach(graph, id);
-            out.extend(OUTSIDE.iter().filter(|o| reached.contains(**o)).map(|o| format!("{name} reaches {o}")));
+            out.extend(
+                OUTSIDE
+                    .iter()
+                    .filter(|o| reached.contains(**o))
+                    .map(|o| format!("{name} reaches {o}")),
+            );
         }
         for (reserved, owner) in RESERVED {
             if name != *owner && p.declares.contains(*reserved) {
@@ -96,7 +115,11 @@ fn breaches(graph: &Graph) -> Vec<String> {
             out.push(format!("{name} has no row in design §3"));
             continue;
         };
-        for used in p.ships.iter().filter(|d| d.as_str() == "pinion" || d.starts_with("pinion-")) {
+        for used in p
+            .ships
+            .iter()
+            .filter(|d| d.as_str() == "pinion" || d.starts_with("pinion-"))
+        {
             let listed = MAY_USE[row].1.contains(&used.as_str());
             let above = MAY_USE[row].1.contains(&"*") && MAY_USE[..row].iter().any(|(n, _)| n == used);
             if !listed && !above {
@@ -111,9 +134,20 @@ fn breaches(graph: &Graph) -> Vec<String> {
 fn the_walls_stand() {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
-    let args = ["metadata", "--format-version", "1", "--locked", "--manifest-path", manifest];
+    let args = [
+        "metadata",
+        "--format-version",
+        "1",
+        "--locked",
+        "--manifest-path",
+        manifest,
+    ];
     let run = Command::new(cargo).args(args).output().unwrap();
-    assert!(run.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&run.stderr));
+    assert!(
+        run.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&run.stderr)
+    );
     let graph = graph(&serde_json::from_slice(&run.stdout).unwrap());
     for pure in PURE {
         let id = graph.iter().find(|(_, p)| p.name == *pure && p.ours).map(|(id, _)| id);
@@ -130,7 +164,13 @@ fn a_broken_wall_is_found() {
     let package = |name: &str, deps: &[&str]| {
         let names: BTreeSet<String> = deps.iter().map(|d| (*d).to_owned()).collect();
         let ours = name.starts_with("pinion");
-        let p = Package { name: name.into(), ours, declares: names.clone(), ships: names.clone(), resolved: names };
+        let p = Package {
+            name: name.into(),
+            ours,
+            declares: names.clone(),
+            ships: names.clone(),
+            resolved: names,
+        };
         (name.to_owned(), p)
     };
     let sound = Graph::from([
@@ -148,8 +188,16 @@ fn a_broken_wall_is_found() {
     assert_eq!(breaches(&sound), Vec::<String>::new());
     for (name, deps, want) in [
         ("pinion-core", &["helper"][..], "pinion-core reaches tokio"),
-        ("pinion-eval", &["async-nats"], "pinion-eval names async-nats, which only pinion-bus may"),
-        ("pinion-eval", &["anyhow"], "pinion-eval names anyhow, which only pinion may"),
+        (
+            "pinion-eval",
+            &["async-nats"],
+            "pinion-eval names async-nats, which only pinion-bus may",
+        ),
+        (
+            "pinion-eval",
+            &["anyhow"],
+            "pinion-eval names anyhow, which only pinion may",
+        ),
         ("pinion-bus", &["pinion-core"], "pinion-bus may not use pinion-core"),
         ("pinion-eval", &["pinion-chaos"], "pinion-eval may not use pinion-chaos"),
         ("pinion-new", &[], "pinion-new has no row in design §3"),

@@ -57,7 +57,11 @@ impl Policy {
 
     /// Wait before the next probe at back-off `level`: the upper half of the doubled, bounded interval, placed by `jitter`.
     fn interval(&self, level: u32, jitter: u32) -> Micros {
-        let full = self.interval_first.0.saturating_mul(1_u64 << level.min(32)).min(self.interval_max.0);
+        let full = self
+            .interval_first
+            .0
+            .saturating_mul(1_u64 << level.min(32))
+            .min(self.interval_max.0);
         let half = full / 2;
         Micros(full - half + ((u128::from(half) * u128::from(jitter)) >> 32) as u64)
     }
@@ -113,7 +117,14 @@ pub struct Peer {
 
 impl Peer {
     fn new(epoch: Epoch) -> Self {
-        Self { epoch, suspect: false, failures: Vec::new(), misses: 0, level: 0, probe_at: None }
+        Self {
+            epoch,
+            suspect: false,
+            failures: Vec::new(),
+            misses: 0,
+            level: 0,
+            probe_at: None,
+        }
     }
 
     fn probe(&mut self, at: Micros, out: &mut Vec<Action>) {
@@ -133,7 +144,10 @@ impl Peer {
             return;
         }
         let suspect = self.suspect;
-        *self = Self { suspect, ..Self::new(epoch) };
+        *self = Self {
+            suspect,
+            ..Self::new(epoch)
+        };
         if suspect {
             self.probe(now, out); // a new process: ask at once, believe its answer only
         }
@@ -187,7 +201,11 @@ pub struct Peers {
 impl Peers {
     /// An empty table: everybody is healthy.
     pub fn new(policy: Policy) -> Self {
-        Self { policy, known: BTreeMap::new(), untracked: 0 }
+        Self {
+            policy,
+            known: BTreeMap::new(),
+            untracked: 0,
+        }
     }
 
     /// Takes one fact about incarnation `epoch` of `peer` at `now` (microseconds). `jitter` is any number spread evenly over
@@ -273,7 +291,10 @@ mod tests {
         let (mut t, e) = (table(), Epoch(1));
         assert!(t.step(sec(0), 0, &id(0), e, Fact::Failed).is_empty());
         assert!(t.step(sec(30), 0, &id(0), e, Fact::Failed).is_empty());
-        assert!(t.step(sec(60), 0, &id(0), e, Fact::Failed).is_empty(), "the first is out of the window");
+        assert!(
+            t.step(sec(60), 0, &id(0), e, Fact::Failed).is_empty(),
+            "the first is out of the window"
+        );
         let got = t.step(sec(61), 0, &id(0), e, Fact::Failed);
         assert_eq!(got, vec![Action::Suspect, Action::Probe { at: Micros(61_250_000) }]);
         assert!(!t.usable(&id(0)) && t.usable(&id(1)));
@@ -289,13 +310,22 @@ mod tests {
         }
         let got = t.step(sec(2), 0, &id(0), Epoch(0), Fact::NewEpoch(Epoch(2)));
         assert_eq!(got, vec![Action::Probe { at: sec(2) }]);
-        assert!(t.step(sec(2), 0, &id(0), Epoch(1), Fact::ProbeAnswered).is_empty(), "I7");
-        assert_eq!(t.step(sec(3), 0, &id(0), Epoch(2), Fact::ProbeAnswered), vec![Action::Clear]);
+        assert!(
+            t.step(sec(2), 0, &id(0), Epoch(1), Fact::ProbeAnswered).is_empty(),
+            "I7"
+        );
+        assert_eq!(
+            t.step(sec(3), 0, &id(0), Epoch(2), Fact::ProbeAnswered),
+            vec![Action::Clear]
+        );
     }
 
     #[test]
     fn the_table_is_bounded_and_says_so() {
-        let mut t = Peers::new(Policy { peers_max: 2, ..Policy::default() });
+        let mut t = Peers::new(Policy {
+            peers_max: 2,
+            ..Policy::default()
+        });
         for n in 0..5 {
             t.step(sec(1), 0, &id(n), Epoch(1), Fact::Failed);
         }

@@ -315,12 +315,18 @@ impl Session {
         match fact {
             Fact::Arrived(turn) => self.arrived(turn, &mut out),
             Fact::Turn { request, attempt, fact } => {
-                if self.active.as_ref().is_some_and(|a| a.turn.request == request && a.attempt == attempt) {
+                if self
+                    .active
+                    .as_ref()
+                    .is_some_and(|a| a.turn.request == request && a.attempt == attempt)
+                {
                     self.turn(now, fact, &mut out);
                 }
             }
             Fact::Cancelled(request) => {
-                self.end_where(&mut out, Outcome::Cancelled, AbortReason::ClientGone, |t| t.request == request);
+                self.end_where(&mut out, Outcome::Cancelled, AbortReason::ClientGone, |t| {
+                    t.request == request
+                });
             }
             Fact::WorkerLost(worker) => {
                 if self.active.as_ref().and_then(|a| a.state.worker()) == Some(&worker) {
@@ -343,14 +349,25 @@ impl Session {
 
     fn arrived(&mut self, turn: Turn, out: &mut Vec<Action>) {
         let request = turn.request;
-        let known = self.active.iter().map(|a| &a.turn).chain(&self.waiting).any(|t| t.request == request);
+        let known = self
+            .active
+            .iter()
+            .map(|a| &a.turn)
+            .chain(&self.waiting)
+            .any(|t| t.request == request);
         if known || self.ended.contains(&request) {
             return;
         }
         if self.superseded {
-            out.push(Action::Finish { request, outcome: Outcome::Failed(AbortReason::Superseded) });
+            out.push(Action::Finish {
+                request,
+                outcome: Outcome::Failed(AbortReason::Superseded),
+            });
         } else if self.waiting.len() >= QUEUED_TURNS_MAX {
-            out.push(Action::Finish { request, outcome: Outcome::Refused });
+            out.push(Action::Finish {
+                request,
+                outcome: Outcome::Refused,
+            });
         } else {
             self.waiting.push_back(turn);
         }
@@ -361,7 +378,11 @@ impl Session {
             return;
         }
         let Some(turn) = self.waiting.pop_front() else { return };
-        out.push(Action::Route { request: turn.request, attempt: 0, avoid: Vec::new() });
+        out.push(Action::Route {
+            request: turn.request,
+            attempt: 0,
+            avoid: Vec::new(),
+        });
         self.active = Some(Active {
             turn,
             state: State::Routing,
@@ -391,7 +412,12 @@ impl Session {
             }
             (State::Asking { worker } | State::Waiting { worker }, TurnFact::Permit(permit)) => {
                 let (request, attempt) = (active.turn.request, active.attempt);
-                out.push(Action::Seed { worker: worker.clone(), request, attempt, permit });
+                out.push(Action::Seed {
+                    worker: worker.clone(),
+                    request,
+                    attempt,
+                    permit,
+                });
                 active.state = State::Seeding { worker };
             }
             (State::Asking { worker }, TurnFact::Queued) => active.state = State::Waiting { worker },
@@ -413,7 +439,11 @@ impl Session {
                 } else if let Some(fresh) = tokens.get((active.sent - offset) as usize..).filter(|t| !t.is_empty()) {
                     let offset = active.sent;
                     active.sent += fresh.len() as u32;
-                    out.push(Action::Relay { request: active.turn.request, offset, tokens: fresh.to_vec() });
+                    out.push(Action::Relay {
+                        request: active.turn.request,
+                        offset,
+                        tokens: fresh.to_vec(),
+                    });
                 }
             }
             (State::Running { worker, seeded }, TurnFact::Completed(commit)) => {
@@ -441,11 +471,26 @@ impl Session {
         self.tip = commit.tip;
         if path != Path::Fallback && self.pin.as_ref() != Some(worker) {
             let from = self.pin.replace(worker.clone());
-            let reason = from.as_ref().map(|_| active.moved_by.unwrap_or(MigrationReason::Rebalance));
+            let reason = from
+                .as_ref()
+                .map(|_| active.moved_by.unwrap_or(MigrationReason::Rebalance));
             if let (Some(from), Some(reason)) = (from.clone(), reason) {
-                push_bounded(&mut self.migrations, Migration { at: now, from, to: worker.clone(), reason }, HISTORY_MAX);
+                push_bounded(
+                    &mut self.migrations,
+                    Migration {
+                        at: now,
+                        from,
+                        to: worker.clone(),
+                        reason,
+                    },
+                    HISTORY_MAX,
+                );
             }
-            out.push(Action::Bind { to: worker.clone(), from, reason });
+            out.push(Action::Bind {
+                to: worker.clone(),
+                from,
+                reason,
+            });
         }
         out.push(Action::Persist);
         self.finish(active.turn.request, Outcome::Completed(path), out);
@@ -495,7 +540,11 @@ impl Session {
     }
 
     fn end_where(
-        &mut self, out: &mut Vec<Action>, outcome: Outcome, reason: AbortReason, ends: impl Fn(&Turn) -> bool,
+        &mut self,
+        out: &mut Vec<Action>,
+        outcome: Outcome,
+        reason: AbortReason,
+        ends: impl Fn(&Turn) -> bool,
     ) {
         if let Some(active) = self.active.take_if(|a| ends(&a.turn)) {
             active.abort(reason, out);
@@ -518,7 +567,11 @@ impl Active {
     fn route(&mut self, out: &mut Vec<Action>) {
         self.state = State::Routing;
         let (request, attempt) = (self.turn.request, self.attempt);
-        out.push(Action::Route { request, attempt, avoid: self.avoid.clone() });
+        out.push(Action::Route {
+            request,
+            attempt,
+            avoid: self.avoid.clone(),
+        });
     }
 
     /// Asks the next candidate; when there is none, the rest of the turn may run as a fallback, after a pause.
@@ -537,12 +590,19 @@ impl Active {
         self.fallback = Some(exhausted);
         let doubled = BACKOFF.0.0.saturating_mul(1 << self.round.min(16));
         self.round += 1;
-        self.state = State::Backoff { until: now.plus(Micros(doubled.min(BACKOFF.1.0))) };
+        self.state = State::Backoff {
+            until: now.plus(Micros(doubled.min(BACKOFF.1.0))),
+        };
     }
 
     fn abort(&self, reason: AbortReason, out: &mut Vec<Action>) {
         if let Some(worker) = self.state.worker().cloned() {
-            out.push(Action::Abort { worker, request: self.turn.request, attempt: self.attempt, reason });
+            out.push(Action::Abort {
+                worker,
+                request: self.turn.request,
+                attempt: self.attempt,
+                reason,
+            });
         }
     }
 }

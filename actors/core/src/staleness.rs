@@ -233,25 +233,44 @@ impl Book {
         let stale = self.staleness() > self.beta();
         if stale != self.stale {
             self.stale = stale;
-            out.push(if stale { Action::MarkStale { staleness: self.staleness() } } else { Action::MarkFresh });
+            out.push(if stale {
+                Action::MarkStale {
+                    staleness: self.staleness(),
+                }
+            } else {
+                Action::MarkFresh
+            });
         }
     }
 
     /// Offers every whole page that P lacks, unless a sync is in flight: then its end offers them.
     fn offer(&mut self, now: Micros, out: &mut Vec<Action>) {
-        let range = Range { from: self.backup, to: self.whole_pages(self.committed) };
+        let range = Range {
+            from: self.backup,
+            to: self.whole_pages(self.committed),
+        };
         if self.flight.is_some() || range.from >= range.to {
             return;
         }
         let sync = SyncId(self.next_sync);
         self.next_sync += 1;
-        self.flight = Some(Flight { sync, range, granted: false, deadline: now.plus(self.timeout) });
-        out.push(Action::Offer { sync, range, epoch: self.epoch });
+        self.flight = Some(Flight {
+            sync,
+            range,
+            granted: false,
+            deadline: now.plus(self.timeout),
+        });
+        out.push(Action::Offer {
+            sync,
+            range,
+            epoch: self.epoch,
+        });
     }
 
     /// β in tokens: max(page, min(committed in the last turn, 4096)) (design §5, digest §1.10).
     pub fn beta(&self) -> u64 {
-        self.page_tokens.max(self.last_turn.min(u64::from(STALENESS_TOKENS_MAX)))
+        self.page_tokens
+            .max(self.last_turn.min(u64::from(STALENESS_TOKENS_MAX)))
     }
 
     /// Tokens the backup lags behind the committed length.
@@ -313,17 +332,40 @@ mod tests {
         let (mut b, s) = (book(), SyncId);
         let first = Range { from: 0, to: 9_984 };
         let out = b.step(Micros(0), Fact::Committed { len: 10_000 });
-        let offer = Action::Offer { sync: s(0), range: first, epoch: Epoch(1) };
+        let offer = Action::Offer {
+            sync: s(0),
+            range: first,
+            epoch: Epoch(1),
+        };
         assert_eq!(out, vec![Action::MarkStale { staleness: 10_000 }, offer]);
-        assert_eq!(b.step(Micros(1), Fact::Granted { sync: s(0) }), vec![Action::Send { sync: s(0), range: first }]);
+        assert_eq!(
+            b.step(Micros(1), Fact::Granted { sync: s(0) }),
+            vec![Action::Send {
+                sync: s(0),
+                range: first
+            }]
+        );
         assert!(b.step(Micros(2), Fact::Committed { len: 10_100 }).is_empty());
         assert!(b.step(Micros(3), Fact::Committed { len: 10_300 }).is_empty());
         let out = b.step(Micros(4), Fact::Acked { sync: s(0), len: 9_984 });
-        let rest = Range { from: 9_984, to: 10_240 };
-        let offer = Action::Offer { sync: s(1), range: rest, epoch: Epoch(1) };
+        let rest = Range {
+            from: 9_984,
+            to: 10_240,
+        };
+        let offer = Action::Offer {
+            sync: s(1),
+            range: rest,
+            epoch: Epoch(1),
+        };
         assert_eq!(out, vec![Action::BackupMoved { len: 9_984 }, offer]); // 316 behind, β = 200: still stale
         b.step(Micros(5), Fact::Granted { sync: s(1) });
-        let out = b.step(Micros(6), Fact::Acked { sync: s(1), len: 10_240 });
+        let out = b.step(
+            Micros(6),
+            Fact::Acked {
+                sync: s(1),
+                len: 10_240,
+            },
+        );
         assert_eq!(out, vec![Action::BackupMoved { len: 10_240 }, Action::MarkFresh]);
     }
 
@@ -334,10 +376,20 @@ mod tests {
         assert!(b.step(Micros(1), Fact::Declined { sync: SyncId(0) }).is_empty());
         b.step(Micros(2), Fact::Committed { len: 1_280 });
         assert!(b.stale(), "two turns behind");
-        assert_eq!(b.step(Micros(2).plus(T), Fact::Tick), vec![Action::Abort { sync: SyncId(1) }]);
+        assert_eq!(
+            b.step(Micros(2).plus(T), Fact::Tick),
+            vec![Action::Abort { sync: SyncId(1) }]
+        );
         let out = b.step(Micros(9), Fact::Committed { len: 1_344 });
         let range = Range { from: 0, to: 1_344 };
-        assert_eq!(out, vec![Action::Offer { sync: SyncId(2), range, epoch: Epoch(1) }]);
+        assert_eq!(
+            out,
+            vec![Action::Offer {
+                sync: SyncId(2),
+                range,
+                epoch: Epoch(1)
+            }]
+        );
     }
 
     #[test]
@@ -345,11 +397,28 @@ mod tests {
         let mut b = book();
         b.step(Micros(0), Fact::Committed { len: 6_400 });
         b.step(Micros(0), Fact::Granted { sync: SyncId(0) });
-        b.step(Micros(0), Fact::Acked { sync: SyncId(0), len: 6_400 });
+        b.step(
+            Micros(0),
+            Fact::Acked {
+                sync: SyncId(0),
+                len: 6_400,
+            },
+        );
         assert!(!b.stale() && b.staleness() == 0);
         let out = b.step(Micros(1), Fact::PeerEpochChanged { epoch: Epoch(2) });
-        let offer = Action::Offer { sync: SyncId(1), range: Range { from: 0, to: 6_400 }, epoch: Epoch(2) };
-        assert_eq!(out, vec![Action::BackupMoved { len: 0 }, Action::MarkStale { staleness: 6_400 }, offer]);
+        let offer = Action::Offer {
+            sync: SyncId(1),
+            range: Range { from: 0, to: 6_400 },
+            epoch: Epoch(2),
+        };
+        assert_eq!(
+            out,
+            vec![
+                Action::BackupMoved { len: 0 },
+                Action::MarkStale { staleness: 6_400 },
+                offer
+            ]
+        );
     }
 
     proptest! {

@@ -4,7 +4,11 @@ use proptest::prelude::*;
 const FAR: Micros = Micros::from_secs(60);
 
 fn turn(n: u128) -> Turn {
-    Turn { request: RequestId(n), class: Class::Interactive, deadline: FAR }
+    Turn {
+        request: RequestId(n),
+        class: Class::Interactive,
+        deadline: FAR,
+    }
 }
 
 fn worker(n: u8) -> WorkerId {
@@ -12,11 +16,19 @@ fn worker(n: u8) -> WorkerId {
 }
 
 fn about(request: u128, attempt: u32, fact: TurnFact) -> Fact {
-    Fact::Turn { request: RequestId(request), attempt, fact }
+    Fact::Turn {
+        request: RequestId(request),
+        attempt,
+        fact,
+    }
 }
 
 fn commit(generated: u32) -> TurnFact {
-    TurnFact::Completed(Commit { tokens: 100, tip: None, generated })
+    TurnFact::Completed(Commit {
+        tokens: 100,
+        tip: None,
+        generated,
+    })
 }
 
 /// Runs one turn on `d`, directly or through a seed.
@@ -27,7 +39,17 @@ fn serve(session: &mut Session, request: u128, d: u8, seeded: bool) -> Vec<Actio
         out.extend(session.step(Micros(0), about(request, 0, TurnFact::Permit(PermitId(1)))));
     }
     out.extend(session.step(Micros(0), about(request, 0, TurnFact::Started)));
-    out.extend(session.step(Micros(0), about(request, 0, TurnFact::Progress { offset: 0, tokens: vec![7, 8] })));
+    out.extend(session.step(
+        Micros(0),
+        about(
+            request,
+            0,
+            TurnFact::Progress {
+                offset: 0,
+                tokens: vec![7, 8],
+            },
+        ),
+    ));
     out.extend(session.step(Micros(0), about(request, 0, commit(2))));
     out
 }
@@ -36,12 +58,22 @@ fn serve(session: &mut Session, request: u128, d: u8, seeded: bool) -> Vec<Actio
 fn the_first_turn_seeds_and_pins_and_the_next_is_direct() {
     let mut session = Session::new(Epoch(1));
     let first = serve(&mut session, 1, 0, true);
-    assert!(first.contains(&Action::Bind { to: worker(0), from: None, reason: None }));
-    let seeded = Action::Finish { request: RequestId(1), outcome: Outcome::Completed(Path::Seed) };
+    assert!(first.contains(&Action::Bind {
+        to: worker(0),
+        from: None,
+        reason: None
+    }));
+    let seeded = Action::Finish {
+        request: RequestId(1),
+        outcome: Outcome::Completed(Path::Seed),
+    };
     assert_eq!(first.last(), Some(&seeded));
     assert_eq!(session.pin(), Some(&worker(0)));
     let second = serve(&mut session, 2, 0, false);
-    let direct = Action::Finish { request: RequestId(2), outcome: Outcome::Completed(Path::Direct) };
+    let direct = Action::Finish {
+        request: RequestId(2),
+        outcome: Outcome::Completed(Path::Direct),
+    };
     assert_eq!(second.last(), Some(&direct));
     assert_eq!(session.next_turn(), TurnIndex(2));
 }
@@ -57,7 +89,11 @@ fn the_pin_moves_only_when_the_new_worker_has_completed() {
     session.step(Micros(0), about(2, 1, TurnFact::Started));
     assert_eq!(session.pin(), Some(&worker(0)));
     let out = session.step(Micros(0), about(2, 1, commit(0)));
-    let bind = Action::Bind { to: worker(1), from: Some(worker(0)), reason: Some(MigrationReason::Rejected) };
+    let bind = Action::Bind {
+        to: worker(1),
+        from: Some(worker(0)),
+        reason: Some(MigrationReason::Rejected),
+    };
     assert!(out.contains(&bind), "{out:?}");
 }
 
@@ -67,16 +103,63 @@ fn a_worker_lost_in_mid_stream_does_not_show_in_the_stream() {
     session.step(Micros(0), Fact::Arrived(turn(1)));
     session.step(Micros(0), about(1, 0, TurnFact::Ranked(vec![worker(0)])));
     session.step(Micros(0), about(1, 0, TurnFact::Started));
-    session.step(Micros(0), about(1, 0, TurnFact::Progress { offset: 0, tokens: vec![1, 2, 3] }));
+    session.step(
+        Micros(0),
+        about(
+            1,
+            0,
+            TurnFact::Progress {
+                offset: 0,
+                tokens: vec![1, 2, 3],
+            },
+        ),
+    );
     let out = session.step(Micros(0), Fact::WorkerLost(worker(0)));
-    assert!(out.contains(&Action::Route { request: RequestId(1), attempt: 1, avoid: vec![worker(0)] }), "{out:?}");
+    assert!(
+        out.contains(&Action::Route {
+            request: RequestId(1),
+            attempt: 1,
+            avoid: vec![worker(0)]
+        }),
+        "{out:?}"
+    );
     let out = session.step(Micros(0), about(1, 1, TurnFact::Ranked(vec![worker(1)])));
     assert!(matches!(out[..], [Action::AskRun { already_sent: 3, .. }]), "{out:?}");
     session.step(Micros(0), about(1, 1, TurnFact::Started));
-    let late = session.step(Micros(0), about(1, 0, TurnFact::Progress { offset: 3, tokens: vec![9] }));
-    assert!(late.is_empty(), "a chunk of the dead attempt must not be relayed: {late:?}");
-    let out = session.step(Micros(0), about(1, 1, TurnFact::Progress { offset: 2, tokens: vec![3, 4] }));
-    assert_eq!(out, [Action::Relay { request: RequestId(1), offset: 3, tokens: vec![4] }]);
+    let late = session.step(
+        Micros(0),
+        about(
+            1,
+            0,
+            TurnFact::Progress {
+                offset: 3,
+                tokens: vec![9],
+            },
+        ),
+    );
+    assert!(
+        late.is_empty(),
+        "a chunk of the dead attempt must not be relayed: {late:?}"
+    );
+    let out = session.step(
+        Micros(0),
+        about(
+            1,
+            1,
+            TurnFact::Progress {
+                offset: 2,
+                tokens: vec![3, 4],
+            },
+        ),
+    );
+    assert_eq!(
+        out,
+        [Action::Relay {
+            request: RequestId(1),
+            offset: 3,
+            tokens: vec![4]
+        }]
+    );
 }
 
 #[test]
@@ -85,7 +168,10 @@ fn without_a_worker_the_turn_ends_at_its_deadline_with_a_reason() {
     session.step(Micros(0), Fact::Arrived(turn(1)));
     session.step(Micros(0), about(1, 0, TurnFact::Ranked(vec![])));
     let out = session.step(FAR, Fact::Tick);
-    let failed = Action::Finish { request: RequestId(1), outcome: Outcome::Failed(AbortReason::Deadline) };
+    let failed = Action::Finish {
+        request: RequestId(1),
+        outcome: Outcome::Failed(AbortReason::Deadline),
+    };
     assert_eq!(out, [failed]);
 }
 
