@@ -1,8 +1,9 @@
 //! How Pinion's roles talk: publish, request with deadline, subscribe, key-value.
 //!
-//! One trait, [`Bus`], in two worlds: [`nats::NatsBus`] on a real NATS server and real time, [`sim::SimBus`] in memory on
-//! tokio's (usually paused) time with seeded faults. Both have core-NATS semantics: at most once, no answer kept for a
-//! subscriber that was not there, the newest message dropped when a subscriber is slow. Never use sockets under paused time.
+//! One trait, [`Bus`], in two worlds: [`nats::NatsBus`] on a real NATS server and real time, [`sim::SimBus`] in
+//! memory on tokio's (usually paused) time with seeded faults. Both have core-NATS semantics: at most once, no answer
+//! kept for a subscriber that was not there, the newest message dropped when a subscriber is slow. Never use sockets
+//! under paused time.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,12 +18,14 @@ pub mod sequence;
 pub mod sim;
 pub mod subject;
 
-/// Headers of one message: schema, version, deadline, epoch and trace context are five; three times that is a mistake.
+/// Headers of one message: schema, version, deadline, epoch and trace context are five; three times that is a
+/// mistake.
 pub const HEADERS_MAX: usize = 16;
-/// Messages a subscription holds before the newest is dropped. Small enough that a stuck consumer costs megabytes, not
-/// gigabytes; large enough for a burst of one second of events from a node.
+/// Messages a subscription holds before the newest is dropped. Small enough that a stuck consumer costs megabytes,
+/// not gigabytes; large enough for a burst of one second of events from a node.
 pub const SUBSCRIPTION_CAPACITY: usize = 4_096;
-/// Keys one [`Bus::kv_keys`] may return: the store is for rarely written truth (placements, configuration), not for events.
+/// Keys one [`Bus::kv_keys`] may return: the store is for rarely written truth (placements, configuration), not for
+/// events.
 pub const KV_KEYS_MAX: usize = 65_536;
 
 /// Headers in the order they were added; names are case-sensitive, so use constants.
@@ -46,12 +49,23 @@ impl Headers {
 
     /// The first value under this exact name.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+        self.0
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
     }
 
     /// What the headers add to a message on the wire: the `NATS/1.0` line, each `name: value` line, the empty line.
     pub fn wire_bytes(&self) -> usize {
-        if self.0.is_empty() { 0 } else { 12 + self.0.iter().map(|(name, value)| name.len() + value.len() + 4).sum::<usize>() }
+        if self.0.is_empty() {
+            0
+        } else {
+            12 + self
+                .0
+                .iter()
+                .map(|(name, value)| name.len() + value.len() + 4)
+                .sum::<usize>()
+        }
     }
 }
 
@@ -154,7 +168,9 @@ pub struct Subscription {
 impl Subscription {
     /// Wraps the stream of an implementation.
     pub fn new(stream: impl Stream<Item = Message> + Send + 'static) -> Self {
-        Self { stream: Box::pin(stream) }
+        Self {
+            stream: Box::pin(stream),
+        }
     }
 
     /// The next message; `None` when the bus is closed for good. Cancel-safe.
@@ -180,9 +196,16 @@ pub trait Bus: Send + Sync {
     /// Sends and waits for the first answer, at most `deadline`.
     ///
     /// # Errors
-    /// [`BusError::NoResponders`] at once when nobody subscribes; [`BusError::Disconnected`] as soon as the connection is
-    /// known to be lost; [`BusError::TimedOut`] at the deadline. After the last two the other side may have acted.
-    async fn request(&self, subject: &str, headers: Headers, payload: Bytes, deadline: Duration) -> Result<Message, BusError>;
+    /// [`BusError::NoResponders`] at once when nobody subscribes; [`BusError::Disconnected`] as soon as the
+    /// connection is known to be lost; [`BusError::TimedOut`] at the deadline. After the last two the other side may
+    /// have acted.
+    async fn request(
+        &self,
+        subject: &str,
+        headers: Headers,
+        payload: Bytes,
+        deadline: Duration,
+    ) -> Result<Message, BusError>;
 
     /// Listens on a pattern (`*` one token, `>` the rest); of the members of one queue group one gets each message.
     /// Calls made later through the same bus find it registered; other connections a moment later.
@@ -192,7 +215,9 @@ pub trait Bus: Send + Sync {
     async fn respond(&self, to: &Message, headers: Headers, payload: Bytes) -> Result<(), BusError> {
         match &to.reply {
             Some(reply) => self.publish(reply, headers, payload).await,
-            None => Err(BusError::NoReply { subject: to.subject.clone() }),
+            None => Err(BusError::NoReply {
+                subject: to.subject.clone(),
+            }),
         }
     }
 
@@ -202,8 +227,9 @@ pub trait Bus: Send + Sync {
     /// Writes a key that does not exist (or was deleted); else [`BusError::WrongRevision`] with 0 expected.
     async fn kv_create(&self, key: &str, value: Bytes) -> Result<u64, BusError>;
 
-    /// Replaces the value if the key's last revision is `expected`; returns the new one. Acknowledged is not yet durable:
-    /// a server crash may lose it, so what is stored must be a copy of a truth that its owners can prove again.
+    /// Replaces the value if the key's last revision is `expected`; returns the new one. Acknowledged is not yet
+    /// durable: a server crash may lose it, so what is stored must be a copy of a truth that its owners can prove
+    /// again.
     async fn kv_update(&self, key: &str, value: Bytes, expected: u64) -> Result<u64, BusError>;
 
     /// Deletes the key, if `expected` is given only at that revision. Deleting what does not exist is fine.
@@ -216,7 +242,9 @@ pub trait Bus: Send + Sync {
 /// The checks every implementation makes before it sends.
 pub(crate) fn check_message(subject: &str, headers: &Headers, payload: &Bytes, max: usize) -> Result<(), BusError> {
     if !subject::is_subject(subject) {
-        return Err(BusError::BadSubject { subject: subject.to_owned() });
+        return Err(BusError::BadSubject {
+            subject: subject.to_owned(),
+        });
     }
     let bad_name = |name: &str| name.is_empty() || name.bytes().any(|b| !b.is_ascii_graphic() || b == b':');
     let bad_value = |value: &str| value.contains(['\r', '\n']) || value.trim() != value;
@@ -224,5 +252,9 @@ pub(crate) fn check_message(subject: &str, headers: &Headers, payload: &Bytes, m
         return Err(BusError::BadHeaders);
     }
     let got = headers.wire_bytes() + payload.len();
-    if got > max { Err(BusError::TooLarge { got, max }) } else { Ok(()) }
+    if got > max {
+        Err(BusError::TooLarge { got, max })
+    } else {
+        Ok(())
+    }
 }

@@ -1,14 +1,14 @@
 //! Per-publisher sequence tracking: what a listener applies, ignores, or must ask a snapshot for.
 //!
-//! Core NATS loses silently, so each publisher numbers its events densely from 0 within an epoch. A listener that misses one,
-//! or sees a new epoch, drops what follows until a snapshot covers it. Pure: no clock, no I/O.
+//! Core NATS loses silently, so each publisher numbers its events densely from 0 within an epoch. A listener that
+//! misses one, or sees a new epoch, drops what follows until a snapshot covers it. Pure: no clock, no I/O.
 
 use std::collections::BTreeMap;
 
 use pinion_schemas::Epoch;
 
-/// Publishers one listener tracks. One entry is some hundred bytes, a large cluster has hundreds of workers; beyond the cap
-/// a new publisher is refused visibly, because forgetting a known one would hide a gap.
+/// Publishers one listener tracks. One entry is some hundred bytes, a large cluster has hundreds of workers; beyond
+/// the cap a new publisher is refused visibly, because forgetting a known one would hide a gap.
 pub const PUBLISHERS_MAX: usize = 16_384;
 
 /// What to do with one numbered message.
@@ -68,14 +68,25 @@ impl Sequences {
             if self.tracks.len() >= PUBLISHERS_MAX {
                 return Verdict::TooManyPublishers;
             }
-            self.tracks.insert(publisher.to_owned(), Track { epoch, next: after, synced: false });
+            self.tracks.insert(
+                publisher.to_owned(),
+                Track {
+                    epoch,
+                    next: after,
+                    synced: false,
+                },
+            );
             return Verdict::Resync(Cause::NewEpoch);
         };
         if epoch < track.epoch {
             return Verdict::OldEpoch;
         }
         if epoch > track.epoch {
-            *track = Track { epoch, next: after, synced: false };
+            *track = Track {
+                epoch,
+                next: after,
+                synced: false,
+            };
             return Verdict::Resync(Cause::NewEpoch);
         }
         if sequence < track.next {
@@ -87,29 +98,40 @@ impl Sequences {
             track.synced = false;
             return Verdict::Resync(Cause::Gap { missing });
         }
-        if track.synced { Verdict::Apply } else { Verdict::AwaitingSnapshot }
+        if track.synced {
+            Verdict::Apply
+        } else {
+            Verdict::AwaitingSnapshot
+        }
     }
 
-    /// A snapshot that holds everything up to and without number `next` arrived. `true`: install it, later messages apply
-    /// on top. `false`: it is of an old epoch or older than messages already dropped; ask again if still [`Self::unsynced`].
+    /// A snapshot that holds everything up to and without number `next` arrived. `true`: install it, later messages
+    /// apply on top. `false`: it is of an old epoch, older than messages already dropped (ask again if
+    /// still [`Self::unsynced`]), or there is no room for one more publisher.
     pub fn snapshot(&mut self, publisher: &str, epoch: Epoch, next: u64) -> bool {
-        match self.tracks.get_mut(publisher) {
-            Some(track) if epoch < track.epoch || (epoch == track.epoch && next < track.next) => false,
-            Some(track) => {
-                *track = Track { epoch, next, synced: true };
-                true
-            }
-            None if self.tracks.len() >= PUBLISHERS_MAX => false,
-            None => {
-                self.tracks.insert(publisher.to_owned(), Track { epoch, next, synced: true });
-                true
-            }
+        let stale = match self.tracks.get(publisher) {
+            Some(track) => epoch < track.epoch || (epoch == track.epoch && next < track.next),
+            None => self.tracks.len() >= PUBLISHERS_MAX,
+        };
+        if !stale {
+            self.tracks.insert(
+                publisher.to_owned(),
+                Track {
+                    epoch,
+                    next,
+                    synced: true,
+                },
+            );
         }
+        !stale
     }
 
     /// Publishers whose snapshot is still awaited, by name: to be asked again, since the asking may get lost too.
     pub fn unsynced(&self) -> impl Iterator<Item = &str> {
-        self.tracks.iter().filter(|(_, track)| !track.synced).map(|(name, _)| name.as_str())
+        self.tracks
+            .iter()
+            .filter(|(_, track)| !track.synced)
+            .map(|(name, _)| name.as_str())
     }
 
     /// Drops a publisher that has left, making room. Its next message is a new epoch.
@@ -155,7 +177,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is lost or repeated, what a listener holds is always a gapless prefix of the publisher's newest epoch.
+        /// Whatever is lost or repeated, what a listener holds is always a gapless prefix of the publisher's newest
+        /// epoch.
         #[test]
         fn applied_state_is_always_a_gapless_prefix(
             steps in prop::collection::vec((0u8..12, 0u64..4), 1..200),
@@ -175,6 +198,7 @@ mod tests {
                         }
                         continue;
                     }
+                    3 | 4 if sent == 0 => continue,
                     3 => (epoch, sent.saturating_sub(back + 1)),                      // repeated or out of order
                     4 => (epoch.saturating_sub(back), sent.saturating_sub(1)),        // perhaps of an old owner
                     _ => { sent += 1; (epoch, sent - 1) }

@@ -1,6 +1,7 @@
 //! Which strings are subjects, patterns, queue groups and keys, and which subjects a pattern takes.
 
-/// Longest subject, pattern or key: room for five names of [`pinion_schemas::limits::NAME_BYTES_MAX`] and a session id.
+/// Longest subject, pattern or key: room for five names of [`pinion_schemas::limits::NAME_BYTES_MAX`] and a session
+/// id.
 pub const SUBJECT_BYTES_MAX: usize = 1_024;
 
 fn is_token(token: &str) -> bool {
@@ -9,12 +10,17 @@ fn is_token(token: &str) -> bool {
 
 /// A subject to publish to: tokens between dots, no wildcards.
 pub fn is_subject(subject: &str) -> bool {
-    subject.len() <= SUBJECT_BYTES_MAX && subject.split('.').all(|token| is_token(token) && token != "*" && token != ">")
+    subject.len() <= SUBJECT_BYTES_MAX
+        && subject
+            .split('.')
+            .all(|token| is_token(token) && token != "*" && token != ">")
 }
 
 /// A subject to listen on: `*` stands for one token, `>` as last token for one or more.
 pub fn is_pattern(pattern: &str) -> bool {
-    let body = pattern.strip_suffix(".>").unwrap_or(if pattern == ">" { "*" } else { pattern });
+    let body = pattern
+        .strip_suffix(".>")
+        .unwrap_or(if pattern == ">" { "*" } else { pattern });
     pattern.len() <= SUBJECT_BYTES_MAX && body.split('.').all(|token| is_token(token) && token != ">")
 }
 
@@ -68,7 +74,9 @@ mod tests {
 
     #[test]
     fn malformed_names_are_refused() {
-        assert!(is_subject("a.b-c.D_1") && is_pattern("a.*.>") && is_pattern(">") && is_pattern("*") && is_key("a/b.c=1"));
+        assert!(
+            is_subject("a.b-c.D_1") && is_pattern("a.*.>") && is_pattern(">") && is_pattern("*") && is_key("a/b.c=1")
+        );
         for bad in ["", ".", "a.", ".a", "a..b", "a b", "a\r\n", "a.*", "a.>", ">"] {
             assert!(!is_subject(bad), "{bad:?}");
         }
