@@ -165,6 +165,19 @@ fn a_seed_becomes_a_turn_with_the_same_pages_and_only_its_owner_can_do_it() {
 }
 
 #[test]
+fn the_owner_of_one_permit_cannot_use_another() {
+    let mut a = Admission::new(config(1_000));
+    let permit = permit_of(answer(&mut a, turn(1, 9)));
+    answer(&mut a, turn(2, 9));
+    let foreign = Fact::Seeded {
+        request: RequestId(2),
+        permit,
+    };
+    assert_eq!(a.step(Micros(1), foreign), [expired(RequestId(2), permit)]);
+    assert_eq!((a.view().permits.pending.len(), a.used_pages()), (2, 0));
+}
+
+#[test]
 fn room_that_comes_back_goes_to_who_waits() {
     let mut a = Admission::new(config(12));
     answer(&mut a, turn(1, 10));

@@ -79,6 +79,20 @@ fn a_newcomer_that_fits_does_not_pass_the_head_that_does_not() {
 }
 
 #[test]
+fn a_newcomer_of_another_class_does_not_take_room_that_is_due_to_a_waiter() {
+    let mut p = Permits::new(config(1, 100));
+    p.request(Micros(0), ask(1, Class::Interactive, 1));
+    p.request(Micros(0), ask(2, Class::Batch, 1));
+    p.release(PermitId(0));
+    // Room is free but not yet handed out; interactive has just been served, so it is batch's turn.
+    assert_eq!(
+        p.request(Micros(0), ask(3, Class::Interactive, 1)),
+        Asked::Queued { position: 0 }
+    );
+    assert_eq!(granted(&p.tick(Micros(0)))[0].ask.request, RequestId(2));
+}
+
+#[test]
 fn a_full_queue_says_so_and_a_passed_deadline_too() {
     let mut p = Permits::new(Config {
         queue_cap_per_class: 1,
