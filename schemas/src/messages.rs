@@ -30,10 +30,13 @@ macro_rules! messages {
 }
 
 messages! {
-    /// Session actor to decode actor: run this turn, directly if you can.
+    /// Session actor to decode actor: run this turn, directly if you can. Answered by [`Started`], [`Permit`],
+    /// [`PermitQueued`] or [`Reject`]; what follows goes to `notify`.
     1 / 1 Run {
         /// The client's request.
         request: RequestId,
+        /// Attempt of the turn; facts of older attempts change nothing.
+        attempt: u32,
         /// The session.
         session: SessionId,
         /// Position in the session.
@@ -42,23 +45,31 @@ messages! {
         epoch: Epoch,
         /// Service class.
         class: Class,
-        /// When the turn fails if it has not ended, on the receiver's axis after correction by the bus.
-        deadline: Micros,
-        /// Names of the full pages of the committed prefix.
-        prefix: Vec<PageHash>,
-        /// Tokens behind the last full page of the prefix, then the turn's new tokens.
-        append: Vec<u32>,
-        /// Most tokens to generate.
-        max_new_tokens: u32,
-        /// NATS inbox of the gateway that streams to the client.
-        reply_to: String,
-        /// Tokens the client already has, after a fail-over; they are part of `append` and must not be sent again.
+        /// Tenant, which separates page names; `None` is the common one.
+        tenant: Option<String>,
+        /// Time left until the deadline when this was sent: clocks of two machines need not agree.
+        time_left: Micros,
+        /// Full pages of the session's committed prefix.
+        prefix_pages: u32,
+        /// The whole context, the answer so far included.
+        tokens: Vec<u32>,
+        /// How many of `tokens` are the answer so far (after a fail-over); they must not be sent again.
         already_sent: u32,
+        /// Most tokens to generate beyond `tokens`.
+        max_new_tokens: u32,
+        /// Whether the session stays here.
+        keep: bool,
+        /// Subject for [`Chunk`] and [`Completed`].
+        stream: String,
+        /// Subject for what the owner must know.
+        notify: String,
     }
     /// Decode actor to session actor: the turn runs here, directly.
     2 / 1 Started {
         /// The client's request.
         request: RequestId,
+        /// Attempt it answers.
+        attempt: u32,
         /// Pages of the prefix found here.
         resident_pages: u32,
         /// Pause asked of every sender, in milliseconds; 0 is none.
@@ -68,12 +79,14 @@ messages! {
     3 / 1 Permit {
         /// The client's request.
         request: RequestId,
+        /// Attempt it answers.
+        attempt: u32,
         /// The promise.
         permit: PermitId,
         /// Epoch of the decode worker.
         epoch: Epoch,
-        /// When the promise ends by itself.
-        expires: Micros,
+        /// Time until the promise ends by itself.
+        ttl: Micros,
         /// Pages of the prefix already here: only the others move.
         resident_pages: u32,
         /// Pause asked of every sender, in milliseconds.
@@ -83,6 +96,8 @@ messages! {
     4 / 1 PermitQueued {
         /// The client's request.
         request: RequestId,
+        /// Attempt it answers.
+        attempt: u32,
         /// Seeds of the class in front.
         position: u32,
         /// Estimate until the permit, in microseconds.
@@ -92,6 +107,8 @@ messages! {
     5 / 1 PermitExpired {
         /// The client's request.
         request: RequestId,
+        /// Attempt it answers.
+        attempt: u32,
         /// The promise.
         permit: PermitId,
     }
@@ -99,6 +116,8 @@ messages! {
     6 / 1 Reject {
         /// The client's request.
         request: RequestId,
+        /// Attempt it answers.
+        attempt: u32,
         /// Why.
         reason: RejectReason,
         /// Pause asked of every sender, in milliseconds.
@@ -108,6 +127,8 @@ messages! {
     7 / 1 Seed {
         /// The client's request.
         request: RequestId,
+        /// Attempt of the turn.
+        attempt: u32,
         /// The session.
         session: SessionId,
         /// Epoch of the session's owner.
@@ -118,17 +139,23 @@ messages! {
         decode_epoch: Epoch,
         /// The promise that covers them.
         permit: PermitId,
+        /// Tenant, which separates page names.
+        tenant: Option<String>,
         /// All tokens of the context.
         tokens: Vec<u32>,
         /// Leading pages that `decode` already holds.
         skip_pages: u32,
-        /// When the seed is given up.
-        deadline: Micros,
+        /// Time left until the seed is given up.
+        time_left: Micros,
+        /// Subject for what the owner must know.
+        notify: String,
     }
-    /// Prefill actor to decode and session actor: all pages are there.
+    /// Prefill actor to session actor: all pages are on the D. Also its answer to a `Seed` it has finished before.
     8 / 1 SeedDone {
         /// The client's request.
         request: RequestId,
+        /// Attempt of the turn.
+        attempt: u32,
         /// The promise.
         permit: PermitId,
         /// Pages moved.
@@ -136,38 +163,43 @@ messages! {
         /// Tokens computed for it.
         computed_tokens: u32,
     }
-    /// Decode actor to the gateway's inbox: tokens of a turn.
+    /// Decode actor to the turn's stream: tokens of the answer.
     9 / 1 Chunk {
         /// The client's request.
         request: RequestId,
-        /// Epoch of the session's owner.
-        epoch: Epoch,
+        /// Attempt of the turn.
+        attempt: u32,
         /// Position of the first token in the answer, from 0: a gap or a repeat shows (I2).
         offset: u32,
         /// The tokens.
         tokens: Vec<u32>,
     }
-    /// Decode actor to session actor and gateway: the turn is complete and its pages are committed.
+    /// Decode actor to the turn's stream: the turn is complete and its pages are committed. It carries the whole answer, so
+    /// that a lost chunk costs nobody a token.
     10 / 1 Completed {
         /// The client's request.
         request: RequestId,
-        /// Epoch of the session's owner.
-        epoch: Epoch,
+        /// Attempt of the turn.
+        attempt: u32,
         /// How it was served.
         path: Path,
         /// Tokens of the context with the answer.
+        context_tokens: u32,
+        /// Tokens of it that are in named pages.
         committed_tokens: u32,
         /// Name of the last full page, if there is one.
         tip: Option<PageHash>,
-        /// Tokens generated.
-        generated: u32,
         /// Prompt tokens found in cache.
         cached_tokens: u32,
+        /// The answer from its first token on.
+        answer: Vec<u32>,
     }
     /// Either side to the other: stop this leg.
     11 / 1 Abort {
         /// The client's request.
         request: RequestId,
+        /// Attempt of the turn.
+        attempt: u32,
         /// Epoch of the session's owner.
         epoch: Epoch,
         /// Why.
@@ -287,6 +319,85 @@ messages! {
         /// Epoch of who answers.
         epoch: Epoch,
     }
+    /// Gateway to the control node that owns the session: serve this turn. Answered by [`Accepted`] or [`Failed`].
+    24 / 1 Submit {
+        /// The client's request; the same id again is the same turn.
+        request: RequestId,
+        /// The session.
+        session: SessionId,
+        /// Service class.
+        class: Class,
+        /// Tenant, which separates page names.
+        tenant: Option<String>,
+        /// Time left until the deadline.
+        time_left: Micros,
+        /// The whole prompt.
+        prompt: Vec<u32>,
+        /// Most tokens to generate, the answer so far included.
+        max_new_tokens: u32,
+        /// Tokens of the answer the client has, when an owner is replaced in mid-turn.
+        answer_so_far: Vec<u32>,
+        /// Subject for the stream.
+        stream: String,
+    }
+    /// The turn is accepted: it will end exactly once, on the stream (I1).
+    25 / 1 Accepted {
+        /// The client's request.
+        request: RequestId,
+        /// Epoch of the owner.
+        epoch: Epoch,
+        /// Turns of the session in front.
+        waiting: u32,
+    }
+    /// To the stream, or instead of [`Accepted`]: the turn has failed.
+    26 / 1 Failed {
+        /// The client's request.
+        request: RequestId,
+        /// Why.
+        reason: AbortReason,
+        /// When a new try makes sense, in milliseconds.
+        retry_after_millis: u32,
+    }
+    /// Gateway to the owner: the client has gone.
+    27 / 1 Cancel {
+        /// The client's request.
+        request: RequestId,
+        /// The session.
+        session: SessionId,
+    }
+    /// Prefill or decode actor to the session's owner: this leg has failed.
+    28 / 1 LegFailed {
+        /// The client's request.
+        request: RequestId,
+        /// Attempt of the turn.
+        attempt: u32,
+        /// Why.
+        reason: AbortReason,
+    }
+    /// Prefill agent to decode agent: pages of a seed. Their bytes travel on the transfer plane; here are their names.
+    29 / 1 Pages {
+        /// The client's request.
+        request: RequestId,
+        /// The promise that covers them.
+        permit: PermitId,
+        /// Epoch of the decode worker the promise is from.
+        epoch: Epoch,
+        /// Page in front of the first one, if there is one.
+        parent: Option<PageHash>,
+        /// Names, in order of the chain.
+        names: Vec<PageHash>,
+        /// Simulated contents, one for each name (engine `sim` only).
+        contents: Vec<u64>,
+    }
+    /// The pages are in place.
+    30 / 1 PagesAck {
+        /// The client's request.
+        request: RequestId,
+        /// The promise.
+        permit: PermitId,
+        /// Pages that were new.
+        stored: u32,
+    }
 }
 
 #[cfg(test)]
@@ -298,26 +409,25 @@ mod tests {
     fn run() -> Run {
         Run {
             request: RequestId(7),
+            attempt: 1,
             session: SessionId::new("s-1").unwrap(),
             turn: TurnIndex(3),
             epoch: Epoch(2),
             class: Class::Interactive,
-            deadline: Micros::from_secs(30),
-            prefix: crate::hash::chain(&(0..256).collect::<Vec<_>>(), 64),
-            append: vec![1, 2, 3],
-            max_new_tokens: 16,
-            reply_to: "_INBOX.x".into(),
+            tenant: Some("a".into()),
+            time_left: Micros::from_secs(30),
+            prefix_pages: 2,
+            tokens: (0..140).collect(),
             already_sent: 0,
+            max_new_tokens: 16,
+            keep: true,
+            stream: "pinion.c.turn.7.stream".into(),
+            notify: "pinion.c.router.r0.notify".into(),
         }
     }
 
     fn chunk() -> Chunk {
-        Chunk {
-            request: RequestId(1),
-            epoch: Epoch(2),
-            offset: 3,
-            tokens: vec![4, 5],
-        }
+        Chunk { request: RequestId(1), attempt: 2, offset: 3, tokens: vec![4, 5] }
     }
 
     #[test]
@@ -365,7 +475,7 @@ mod tests {
         fn what_is_encoded_is_decoded_at_any_address(
             offset: u32, tokens in prop::collection::vec(any::<u32>(), 0..99), shift in 0usize..16,
         ) {
-            let message = Chunk { request: RequestId(9), epoch: Epoch(1), offset, tokens };
+            let message = Chunk { request: RequestId(9), attempt: 1, offset, tokens };
             let mut moved = vec![0; shift];
             moved.extend(encode(&message).unwrap());
             prop_assert_eq!(decode::<Chunk>(&moved[shift..]).unwrap(), message);

@@ -1,7 +1,7 @@
 //! The subject grammar (design §7): `pinion.<cluster>.<kind>.<id>.<verb>`, and events under
 //! `pinion.<cluster>.event.<topic>.<id>`.
 
-use crate::ids::{ClusterId, SessionId, WorkerId};
+use crate::ids::{ClusterId, RequestId, SessionId, WorkerId};
 use std::fmt;
 
 /// What answers on a subject.
@@ -83,6 +83,14 @@ impl Subjects {
     /// `pinion.<cluster>.session.<token>.<verb>`, a request to the owner of a session.
     pub fn session(&self, session: &SessionId, verb: &'static str) -> Subject {
         Subject(format!("{}.session.{}.{verb}", self.prefix, session.token()))
+    }
+    /// `pinion.<cluster>.turn.<request>.stream`: the answer of one turn, heard by its gateway and its session's owner.
+    pub fn stream(&self, request: RequestId) -> Subject {
+        Subject(format!("{}.turn.{:032x}.stream", self.prefix, request.0))
+    }
+    /// `pinion.<cluster>.<kind>.*.<verb>`, the same verb of all of a kind.
+    pub fn all(&self, kind: Kind, verb: &'static str) -> Subject {
+        Subject(format!("{}.{}.*.{verb}", self.prefix, kind.token()))
     }
     /// `pinion.<cluster>.event.<kind>.<id>`, the transitions of one thing, for observers.
     pub fn event(&self, topic: Kind, id: &str) -> Subject {

@@ -81,6 +81,12 @@ pub enum WireError {
     Invalid(&'static str),
 }
 
+/// Schema id of a frame, to choose what to [`decode`] it as where several messages share a subject.
+pub fn schema_of(bytes: &[u8]) -> Option<u16> {
+    let prefix = bytes.first_chunk::<PREFIX_BYTES>()?;
+    (u16::from_le_bytes([prefix[0], prefix[1]]) == MAGIC).then(|| u16::from_le_bytes([prefix[2], prefix[3]]))
+}
+
 fn checksum(body: &[u8]) -> u32 {
     xxhash_rust::xxh3::xxh3_64(body) as u32
 }

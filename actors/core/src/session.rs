@@ -54,8 +54,8 @@ pub struct Commit {
     pub tokens: u32,
     /// Name of the last full page.
     pub tip: Option<PageHash>,
-    /// Tokens of the answer; the stream must have had as many.
-    pub generated: u32,
+    /// The whole answer; it fills what was lost of the stream on the bus.
+    pub answer: Vec<u32>,
 }
 
 /// One thing that happened to the turn that is running, in its attempt number `attempt`.
@@ -433,25 +433,11 @@ impl Session {
             }
             (state, TurnFact::LegFailed(reason)) if state.worker().is_some() => self.fail_over(reason, out),
             (State::Running { .. }, TurnFact::Progress { offset, tokens }) => {
-                if offset > active.sent {
-                    // Chunks between were lost on the bus. The context is known up to `sent`: go on from there.
-                    self.fail_over(AbortReason::TransferFailed, out);
-                } else if let Some(fresh) = tokens.get((active.sent - offset) as usize..).filter(|t| !t.is_empty()) {
-                    let offset = active.sent;
-                    active.sent += fresh.len() as u32;
-                    out.push(Action::Relay {
-                        request: active.turn.request,
-                        offset,
-                        tokens: fresh.to_vec(),
-                    });
-                }
+                active.relay(offset, &tokens, out);
             }
             (State::Running { worker, seeded }, TurnFact::Completed(commit)) => {
-                if commit.generated == active.sent {
-                    self.commit(now, &worker, seeded, &commit, out);
-                } else {
-                    self.fail_over(AbortReason::TransferFailed, out);
-                }
+                active.relay(0, &commit.answer, out);
+                self.commit(now, &worker, seeded, &commit, out);
             }
             _ => {}
         }
@@ -593,6 +579,15 @@ impl Active {
         self.state = State::Backoff {
             until: now.plus(Micros(doubled.min(BACKOFF.1.0))),
         };
+    }
+
+    /// Passes on what the client does not have yet. Behind a gap nothing is: `Completed` brings the whole answer.
+    fn relay(&mut self, offset: u32, tokens: &[u32], out: &mut Vec<Action>) {
+        let Some(known) = self.sent.checked_sub(offset) else { return };
+        let Some(fresh) = tokens.get(known as usize..).filter(|t| !t.is_empty()) else { return };
+        let offset = self.sent;
+        self.sent += fresh.len() as u32;
+        out.push(Action::Relay { request: self.turn.request, offset, tokens: fresh.to_vec() });
     }
 
     fn abort(&self, reason: AbortReason, out: &mut Vec<Action>) {
