@@ -427,7 +427,12 @@ mod tests {
     }
 
     fn chunk() -> Chunk {
-        Chunk { request: RequestId(1), attempt: 2, offset: 3, tokens: vec![4, 5] }
+        Chunk {
+            request: RequestId(1),
+            attempt: 2,
+            offset: 3,
+            tokens: vec![4, 5],
+        }
     }
 
     #[test]

@@ -583,11 +583,19 @@ impl Active {
 
     /// Passes on what the client does not have yet. Behind a gap nothing is: `Completed` brings the whole answer.
     fn relay(&mut self, offset: u32, tokens: &[u32], out: &mut Vec<Action>) {
-        let Some(known) = self.sent.checked_sub(offset) else { return };
-        let Some(fresh) = tokens.get(known as usize..).filter(|t| !t.is_empty()) else { return };
+        let Some(known) = self.sent.checked_sub(offset) else {
+            return;
+        };
+        let Some(fresh) = tokens.get(known as usize..).filter(|t| !t.is_empty()) else {
+            return;
+        };
         let offset = self.sent;
         self.sent += fresh.len() as u32;
-        out.push(Action::Relay { request: self.turn.request, offset, tokens: fresh.to_vec() });
+        out.push(Action::Relay {
+            request: self.turn.request,
+            offset,
+            tokens: fresh.to_vec(),
+        });
     }
 
     fn abort(&self, reason: AbortReason, out: &mut Vec<Action>) {

@@ -27,7 +27,7 @@ fn commit(generated: u32) -> TurnFact {
     TurnFact::Completed(Commit {
         tokens: 100,
         tip: None,
-        generated,
+        answer: (0..generated).collect(),
     })
 }
 
@@ -46,7 +46,7 @@ fn serve(session: &mut Session, request: u128, d: u8, seeded: bool) -> Vec<Actio
             0,
             TurnFact::Progress {
                 offset: 0,
-                tokens: vec![7, 8],
+                tokens: vec![0, 1],
             },
         ),
     ));
@@ -110,7 +110,7 @@ fn a_worker_lost_in_mid_stream_does_not_show_in_the_stream() {
             0,
             TurnFact::Progress {
                 offset: 0,
-                tokens: vec![1, 2, 3],
+                tokens: vec![0, 1, 2],
             },
         ),
     );
@@ -133,7 +133,7 @@ fn a_worker_lost_in_mid_stream_does_not_show_in_the_stream() {
             0,
             TurnFact::Progress {
                 offset: 3,
-                tokens: vec![9],
+                tokens: vec![3],
             },
         ),
     );
@@ -148,7 +148,7 @@ fn a_worker_lost_in_mid_stream_does_not_show_in_the_stream() {
             1,
             TurnFact::Progress {
                 offset: 2,
-                tokens: vec![3, 4],
+                tokens: vec![2, 3],
             },
         ),
     );
@@ -157,7 +157,7 @@ fn a_worker_lost_in_mid_stream_does_not_show_in_the_stream() {
         [Action::Relay {
             request: RequestId(1),
             offset: 3,
-            tokens: vec![4]
+            tokens: vec![3]
         }]
     );
 }
