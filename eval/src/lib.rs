@@ -1,4 +1,5 @@
 //! Traces, replay and statistics.
 
+pub mod replay;
 pub mod stats;
 pub mod trace;

@@ -304,6 +304,8 @@ messages! {
         pool_pages: u32,
         /// Pages free or evictable.
         room_pages: u32,
+        /// Whether it takes nothing new.
+        draining: bool,
         /// Pause asked of every sender, in milliseconds.
         pause_millis: u32,
     }
@@ -397,6 +399,11 @@ messages! {
         permit: PermitId,
         /// Pages that were new.
         stored: u32,
+    }
+    /// Router to worker: which pages do you hold? Answered by one [`ResidencySnapshot`].
+    31 / 1 SnapshotAsk {
+        /// Pages to skip, when an earlier part said that more follow.
+        skip: u64,
     }
 }
 

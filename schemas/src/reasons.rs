@@ -131,6 +131,8 @@ labelled!(
         EngineFailed = "engine-failed",
         /// Every retry was used up.
         RetriesSpent = "retries-spent",
+        /// No decode worker's pool could ever hold the turn.
+        TooLong = "too-long",
     }
 );
 

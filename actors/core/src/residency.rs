@@ -1,1 +1,374 @@
-//! (being written)
+//! The router's index of which worker holds which page (design §2: an estimate, rebuildable from events at any time).
+//!
+//! Fed by the workers' events, numbered densely from 1 within a worker's epoch. A missing number is answered
+//! [`Applied::Gap`]: ask that worker for a snapshot. A worker of a newer epoch is a new process, its pages are gone.
+//!
+//! A chain's pages go leaf first, so what a worker holds of a chain is always a prefix of it. Asking how long that
+//! prefix is therefore takes a binary search, and for all workers at once a divide and conquer over sets of holders.
+//! After pages were refused at the cap this may be wrong for them until the next snapshot; the protocol is right anyway.
+//!
+//! A page costs a 24-byte entry and a control byte at a load between 7/16 and 7/8: 29 to 57 bytes. It names its holders
+//! by the number of an interned set instead of a mask inline: 256 workers would need 32 bytes, and a cluster has few
+//! distinct sets (one per worker, plus one per group that shares a prefix).
+
+use pinion_schemas::{Epoch, PageHash, WorkerId};
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{BuildHasherDefault, Hash, Hasher};
+
+mod sets;
+#[cfg(test)]
+mod tests;
+
+use sets::{Holders, SetId, Sets};
+
+/// Workers an index knows at most: the bits of a set of holders. Events of further ones are refused, and counted.
+pub const WORKERS_MAX: usize = sets::SLOTS;
+/// Distinct sets of holders at most, about 8 MB; whoever would need another one is refused, and counted.
+pub const SETS_MAX: usize = 1 << 16;
+/// Pages unless configured otherwise: 64 workers with one million tokens each, 57 MB at most.
+pub const PAGES_MAX: usize = 1 << 20;
+
+/// What became of an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[must_use = "a gap wants a snapshot"]
+pub enum Applied {
+    /// The index contains it.
+    Ok,
+    /// It is of an older process of the worker; it changed nothing (I7).
+    StaleEpoch,
+    /// It was contained already; it changed nothing.
+    Duplicate,
+    /// Events are missing before it; it changed nothing but the epoch. Ask for a snapshot.
+    Gap {
+        /// Number of the first missing event.
+        expected: u64,
+    },
+    /// [`WORKERS_MAX`] others are known; it changed nothing but the count of drops.
+    TooManyWorkers,
+}
+
+/// What an observer sees.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct View {
+    /// Pages somebody holds.
+    pub pages: usize,
+    /// Pages there may be.
+    pub pages_max: usize,
+    /// Distinct sets of holders.
+    pub sets: usize,
+    /// Pages refused at a cap since the start.
+    pub dropped: u64,
+    /// The workers, by name.
+    pub workers: BTreeMap<WorkerId, WorkerView>,
+}
+
+/// One worker in the index.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct WorkerView {
+    /// Its latest epoch.
+    pub epoch: Epoch,
+    /// Number of its last event that is contained; 0 before the first.
+    pub sequence: u64,
+    /// Pages it holds.
+    pub pages: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Slot {
+    worker: WorkerId,
+    seen: WorkerView,
+}
+
+/// First 16 bytes of a page's name: at 2^20 pages, two meet with a chance of 2^-89.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Key([u64; 2]);
+
+impl Key {
+    fn of(page: &PageHash) -> Self {
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, ..] = page.0;
+        let words = [[a, b, c, d, e, f, g, h], [i, j, k, l, m, n, o, p]];
+        Self(words.map(u64::from_le_bytes))
+    }
+}
+
+impl Hash for Key {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.0[0]);
+    }
+}
+
+/// Takes the key as it is: SHA-256 has mixed it already. Fixed, so the same events build the same table.
+#[derive(Default, Clone, Copy)]
+struct AsIs(u64);
+
+impl Hasher for AsIs {
+    fn write(&mut self, bytes: &[u8]) {
+        for b in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*b);
+        }
+    }
+    fn write_u64(&mut self, n: u64) {
+        self.0 = n;
+    }
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
+/// The index. See the module's text.
+#[derive(Debug, Clone)]
+pub struct Residency {
+    pages_max: usize,
+    pages: HashMap<Key, SetId, BuildHasherDefault<AsIs>>,
+    sets: Sets,
+    /// Position is the bit in a set of holders; a free slot is taken by the next new worker.
+    slots: Vec<Option<Slot>>,
+    by_name: BTreeMap<WorkerId, usize>,
+    dropped: u64,
+}
+
+impl Default for Residency {
+    fn default() -> Self {
+        Self::new(PAGES_MAX)
+    }
+}
+
+impl Residency {
+    /// An empty index for at most `pages_max` pages.
+    pub fn new(pages_max: usize) -> Self {
+        Self {
+            pages_max,
+            pages: HashMap::default(),
+            sets: Sets::new(SETS_MAX),
+            slots: Vec::new(),
+            by_name: BTreeMap::new(),
+            dropped: 0,
+        }
+    }
+
+    /// `worker` now holds `pages`, each behind its parent. At a cap the rest of the event is refused and counted.
+    pub fn stored(&mut self, worker: &WorkerId, epoch: Epoch, sequence: u64, pages: &[PageHash]) -> Applied {
+        self.event(worker, epoch, sequence, pages, Self::insert)
+    }
+
+    /// `worker` no longer holds `pages`.
+    pub fn evicted(&mut self, worker: &WorkerId, epoch: Epoch, sequence: u64, pages: &[PageHash]) -> Applied {
+        self.event(worker, epoch, sequence, pages, Self::remove)
+    }
+
+    /// `worker` holds exactly `pages`, all events up to number `sequence` contained. Never answers [`Applied::Gap`].
+    pub fn snapshot(&mut self, worker: &WorkerId, epoch: Epoch, sequence: u64, pages: &[PageHash]) -> Applied {
+        let Some(slot) = self.slot(worker, epoch, pages) else {
+            return Applied::TooManyWorkers;
+        };
+        match self.enter_epoch(slot, epoch) {
+            Some(seen) if sequence < seen => return Applied::Duplicate,
+            Some(_) => {}
+            None => return Applied::StaleEpoch,
+        }
+        self.clear(slot);
+        self.insert(slot, pages);
+        self.reached(slot, sequence);
+        Applied::Ok
+    }
+
+    /// Drops a worker that has left, and all it held. Its next event starts it anew.
+    pub fn forget(&mut self, worker: &WorkerId) {
+        if let Some(slot) = self.by_name.remove(worker) {
+            self.clear(slot);
+            self.slots[slot] = None;
+        }
+    }
+
+    /// Pages of `chain`, from its root, that `worker` holds: a binary search.
+    pub fn longest_prefix(&self, worker: &WorkerId, chain: &[PageHash]) -> u32 {
+        let Some(&slot) = self.by_name.get(worker) else {
+            return 0;
+        };
+        chain.partition_point(|page| self.holders(page).contains(slot)) as u32
+    }
+
+    /// Every worker that holds pages of `chain` from its root, and how many, in no meaningful but always the same order.
+    ///
+    /// Halves the chain: one lookup in the middle parts the workers that reach it from those that do not, and each part
+    /// goes on in its half. Costs about log₂(pages) lookups per distinct length, and none per worker.
+    pub fn longest_prefixes(&self, chain: &[PageHash]) -> Vec<(&WorkerId, u32)> {
+        let mut found = Vec::new();
+        let Some(root) = chain.first() else { return found };
+        // Those in `.0` hold at least `.1` and at most `.2` pages.
+        let mut open = vec![(self.holders(root), 1, chain.len())];
+        while let Some((holders, least, most)) = open.pop() {
+            if holders.is_empty() {
+                continue;
+            }
+            if least == most {
+                let workers = holders.slots().filter_map(|slot| self.slots[slot].as_ref());
+                found.extend(workers.map(|s| (&s.worker, least as u32)));
+                continue;
+            }
+            let middle = usize::midpoint(least, most) + 1;
+            let reach = holders.and(self.holders(&chain[middle - 1]));
+            open.push((holders.without(reach), least, middle - 1));
+            open.push((reach, middle, most));
+        }
+        found
+    }
+
+    /// Workers that hold `page`, in the order of [`Residency::longest_prefixes`]: live sources for a transfer.
+    pub fn holders_of(&self, page: &PageHash) -> impl Iterator<Item = &WorkerId> {
+        self.holders(page)
+            .slots()
+            .filter_map(|slot| self.slots[slot].as_ref())
+            .map(|s| &s.worker)
+    }
+
+    /// For observers.
+    pub fn view(&self) -> View {
+        let slots = self.slots.iter().flatten();
+        View {
+            pages: self.pages.len(),
+            pages_max: self.pages_max,
+            sets: self.sets.len(),
+            dropped: self.dropped,
+            workers: slots.map(|s| (s.worker.clone(), s.seen)).collect(),
+        }
+    }
+
+    fn event(
+        &mut self,
+        worker: &WorkerId,
+        epoch: Epoch,
+        sequence: u64,
+        pages: &[PageHash],
+        apply: impl FnOnce(&mut Self, usize, &[PageHash]),
+    ) -> Applied {
+        let Some(slot) = self.slot(worker, epoch, pages) else {
+            return Applied::TooManyWorkers;
+        };
+        let Some(seen) = self.enter_epoch(slot, epoch) else {
+            return Applied::StaleEpoch;
+        };
+        let expected = seen.saturating_add(1);
+        if sequence <= seen {
+            return Applied::Duplicate;
+        }
+        if sequence > expected {
+            return Applied::Gap { expected };
+        }
+        apply(self, slot, pages);
+        self.reached(slot, sequence);
+        Applied::Ok
+    }
+
+    /// The worker's slot, a free one if it is new; none if there is none, and then `pages` count as dropped.
+    fn slot(&mut self, worker: &WorkerId, epoch: Epoch, pages: &[PageHash]) -> Option<usize> {
+        if let Some(&slot) = self.by_name.get(worker) {
+            return Some(slot);
+        }
+        let free = self.slots.iter().position(Option::is_none);
+        let slot = free.unwrap_or(self.slots.len());
+        if slot >= WORKERS_MAX {
+            self.dropped = self.dropped.saturating_add(pages.len() as u64);
+            return None;
+        }
+        let seen = WorkerView {
+            epoch,
+            sequence: 0,
+            pages: 0,
+        };
+        let entry = Some(Slot {
+            worker: worker.clone(),
+            seen,
+        });
+        match self.slots.get_mut(slot) {
+            Some(place) => *place = entry,
+            None => self.slots.push(entry),
+        }
+        self.by_name.insert(worker.clone(), slot);
+        Some(slot)
+    }
+
+    /// Number of the last event seen in `epoch`, whose start drops what the epoch before held; none if it is over.
+    fn enter_epoch(&mut self, slot: usize, epoch: Epoch) -> Option<u64> {
+        let seen = self.seen(slot)?;
+        if epoch < seen.epoch {
+            return None;
+        }
+        if epoch > seen.epoch {
+            (seen.epoch, seen.sequence) = (epoch, 0);
+            self.clear(slot);
+        }
+        self.seen(slot).map(|s| s.sequence)
+    }
+
+    fn reached(&mut self, slot: usize, sequence: u64) {
+        if let Some(seen) = self.seen(slot) {
+            seen.sequence = sequence;
+        }
+    }
+
+    fn seen(&mut self, slot: usize) -> Option<&mut WorkerView> {
+        self.slots.get_mut(slot)?.as_mut().map(|s| &mut s.seen)
+    }
+
+    fn holders(&self, page: &PageHash) -> Holders {
+        let set = self.pages.get(&Key::of(page));
+        set.map_or(Holders::NONE, |set| self.sets.get(*set))
+    }
+
+    fn insert(&mut self, slot: usize, pages: &[PageHash]) {
+        let mut added = 0;
+        for (i, page) in pages.iter().enumerate() {
+            let key = Key::of(page);
+            let old = self.pages.get(&key).copied();
+            let before = old.map_or(Holders::NONE, |set| self.sets.get(set));
+            if before.contains(slot) {
+                continue;
+            }
+            let room = old.is_some() || self.pages.len() < self.pages_max;
+            let Some(new) = room.then(|| self.sets.intern(before.with(slot))).flatten() else {
+                // Without this page, those behind it would not be found anyway.
+                self.dropped = self.dropped.saturating_add((pages.len() - i) as u64);
+                break;
+            };
+            if let Some(set) = old {
+                self.sets.release(set);
+            }
+            self.pages.insert(key, new);
+            added += 1;
+        }
+        if let Some(seen) = self.seen(slot) {
+            seen.pages += added;
+        }
+    }
+
+    fn remove(&mut self, slot: usize, pages: &[PageHash]) {
+        let mut removed = 0;
+        for page in pages {
+            let key = Key::of(page);
+            let Some(set) = self.pages.get_mut(&key) else { continue };
+            if self.sets.get(*set).contains(slot) {
+                removed += 1;
+                if !self.sets.replace_without(set, slot) {
+                    self.pages.remove(&key);
+                }
+            }
+        }
+        if let Some(seen) = self.seen(slot) {
+            seen.pages = seen.pages.saturating_sub(removed);
+        }
+    }
+
+    /// Takes the worker out of every page: the one walk over the table, rare, and its order leaves no trace.
+    fn clear(&mut self, slot: usize) {
+        let sets = &mut self.sets;
+        if self.slots[slot].as_ref().is_some_and(|s| s.seen.pages > 0) {
+            self.pages
+                .retain(|_, set| !sets.get(*set).contains(slot) || sets.replace_without(set, slot));
+        }
+        if let Some(seen) = self.seen(slot) {
+            seen.pages = 0;
+        }
+    }
+}

@@ -29,6 +29,8 @@ use std::collections::VecDeque;
 pub const QUEUED_TURNS_MAX: usize = 16;
 /// Rounds over all candidates before a turn fails as [`AbortReason::RetriesSpent`].
 pub const ROUNDS_MAX: u32 = 32;
+/// Low bits of an attempt's number, which count within one owner; above them stands the owner's epoch.
+const ATTEMPT_BITS: u32 = 12;
 /// Pause between rounds: 50 ms doubling to 2 s; the shell adds jitter by ticking late.
 const BACKOFF: (Micros, Micros) = (Micros::from_millis(50), Micros::from_millis(2_000));
 /// Migrations remembered for `inspect`.
@@ -45,6 +47,8 @@ pub struct Turn {
     pub class: Class,
     /// When it fails if it has not ended.
     pub deadline: Micros,
+    /// Tokens of the answer the client has from an earlier owner.
+    pub already_sent: u32,
 }
 
 /// What a completed turn leaves on its D.
@@ -210,6 +214,19 @@ pub struct Migration {
     pub reason: MigrationReason,
 }
 
+/// What is kept of a session outside its owner's memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
+pub struct Snapshot {
+    /// Epoch of the owner that wrote it.
+    pub epoch: Epoch,
+    /// Turns committed.
+    pub next_turn: TurnIndex,
+    /// The D the session belongs to.
+    pub pin: Option<String>,
+    /// Committed tokens.
+    pub committed_tokens: u32,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 enum State {
     Routing,
@@ -243,6 +260,8 @@ struct Active {
     /// Why the pinned D does not serve this turn, if something was seen.
     moved_by: Option<MigrationReason>,
     fallback: Option<FallbackReason>,
+    /// Whether every D asked so far said that the turn could never fit it.
+    never_fits: bool,
     /// Tokens of the answer the client has.
     sent: u32,
 }
@@ -292,6 +311,31 @@ impl Session {
     /// Committed tokens.
     pub fn committed_tokens(&self) -> u32 {
         self.committed_tokens
+    }
+
+    /// Number of the attempt that `request` is in, while it is the running turn.
+    pub fn attempt(&self, request: RequestId) -> Option<u32> {
+        self.active.as_ref().filter(|a| a.turn.request == request).map(|a| a.attempt)
+    }
+
+    /// What the next owner needs: written after each commit.
+    pub fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            epoch: self.epoch,
+            next_turn: self.next_turn,
+            pin: self.pin.as_ref().map(|w| w.as_str().to_owned()),
+            committed_tokens: self.committed_tokens,
+        }
+    }
+
+    /// A session as an earlier owner left it, now owned in `epoch`. The snapshot may be old: what it says is only where to
+    /// look first, and the D that is asked decides by what it holds.
+    pub fn restore(epoch: Epoch, snapshot: &Snapshot) -> Self {
+        let mut session = Self::new(epoch);
+        session.next_turn = snapshot.next_turn;
+        session.pin = snapshot.pin.as_deref().and_then(|w| WorkerId::new(w).ok());
+        session.committed_tokens = snapshot.committed_tokens;
+        session
     }
 
     /// The state for `inspect`, `explain` and tests.
@@ -378,21 +422,25 @@ impl Session {
             return;
         }
         let Some(turn) = self.waiting.pop_front() else { return };
+        // Attempts grow across owners too, so that a stream's reader can tell the newer one.
+        let attempt = (self.epoch.0 as u32) << ATTEMPT_BITS;
+        let sent = turn.already_sent;
         out.push(Action::Route {
             request: turn.request,
-            attempt: 0,
+            attempt,
             avoid: Vec::new(),
         });
         self.active = Some(Active {
             turn,
             state: State::Routing,
-            attempt: 0,
+            attempt,
             round: 0,
             candidates: VecDeque::new(),
             avoid: Vec::new(),
             moved_by: None,
             fallback: None,
-            sent: 0,
+            never_fits: true,
+            sent,
         });
     }
 
@@ -429,7 +477,14 @@ impl Session {
                     active.moved_by = Some(migration_reason(reason));
                 }
                 active.attempt += 1;
-                active.ask_next(now, FallbackReason::AllRejected, out);
+                active.never_fits &= reason == RejectReason::NeverFits;
+                if active.never_fits && active.candidates.is_empty() {
+                    let request = active.turn.request;
+                    self.active = None;
+                    self.finish(request, Outcome::Failed(AbortReason::TooLong), out);
+                } else {
+                    active.ask_next(now, FallbackReason::AllRejected, out);
+                }
             }
             (state, TurnFact::LegFailed(reason)) if state.worker().is_some() => self.fail_over(reason, out),
             (State::Running { .. }, TurnFact::Progress { offset, tokens }) => {

@@ -8,6 +8,7 @@ fn turn(n: u128) -> Turn {
         request: RequestId(n),
         class: Class::Interactive,
         deadline: FAR,
+        already_sent: 0,
     }
 }
 
@@ -56,7 +57,7 @@ fn serve(session: &mut Session, request: u128, d: u8, seeded: bool) -> Vec<Actio
 
 #[test]
 fn the_first_turn_seeds_and_pins_and_the_next_is_direct() {
-    let mut session = Session::new(Epoch(1));
+    let mut session = Session::new(Epoch(0));
     let first = serve(&mut session, 1, 0, true);
     assert!(first.contains(&Action::Bind {
         to: worker(0),
@@ -80,7 +81,7 @@ fn the_first_turn_seeds_and_pins_and_the_next_is_direct() {
 
 #[test]
 fn the_pin_moves_only_when_the_new_worker_has_completed() {
-    let mut session = Session::new(Epoch(1));
+    let mut session = Session::new(Epoch(0));
     serve(&mut session, 1, 0, true);
     session.step(Micros(0), Fact::Arrived(turn(2)));
     session.step(Micros(0), about(2, 0, TurnFact::Ranked(vec![worker(0), worker(1)])));
@@ -99,7 +100,7 @@ fn the_pin_moves_only_when_the_new_worker_has_completed() {
 
 #[test]
 fn a_worker_lost_in_mid_stream_does_not_show_in_the_stream() {
-    let mut session = Session::new(Epoch(1));
+    let mut session = Session::new(Epoch(0));
     session.step(Micros(0), Fact::Arrived(turn(1)));
     session.step(Micros(0), about(1, 0, TurnFact::Ranked(vec![worker(0)])));
     session.step(Micros(0), about(1, 0, TurnFact::Started));
@@ -164,7 +165,7 @@ fn a_worker_lost_in_mid_stream_does_not_show_in_the_stream() {
 
 #[test]
 fn without_a_worker_the_turn_ends_at_its_deadline_with_a_reason() {
-    let mut session = Session::new(Epoch(1));
+    let mut session = Session::new(Epoch(0));
     session.step(Micros(0), Fact::Arrived(turn(1)));
     session.step(Micros(0), about(1, 0, TurnFact::Ranked(vec![])));
     let out = session.step(FAR, Fact::Tick);
@@ -207,7 +208,7 @@ proptest! {
     /// I1, I2, I6 and I12 over arbitrary histories.
     #[test]
     fn every_turn_ends_once_and_its_stream_is_gapless(facts in prop::collection::vec(any_fact(), 0..80)) {
-        let mut session = Session::new(Epoch(1));
+        let mut session = Session::new(Epoch(0));
         let mut accepted = std::collections::BTreeSet::new();
         let mut ended = std::collections::BTreeMap::<RequestId, u32>::new();
         let mut sent = std::collections::BTreeMap::<RequestId, u32>::new();
@@ -265,7 +266,7 @@ proptest! {
     /// I7: a fact of an older attempt changes nothing.
     #[test]
     fn an_older_attempt_changes_nothing(facts in prop::collection::vec(any_turn_fact(), 0..20), late in any_turn_fact()) {
-        let mut session = Session::new(Epoch(1));
+        let mut session = Session::new(Epoch(0));
         session.step(Micros(0), Fact::Arrived(turn(1)));
         for fact in facts {
             let attempt = session.active.as_ref().map_or(0, |a| a.attempt);

@@ -1,0 +1,91 @@
+//! What an engine must do for the prefill and decode roles (design §8). Engines live in `gpu-agent`.
+
+use pinion_schemas::{Micros, PageHash, RequestId};
+
+/// One turn for an engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Job {
+    /// Names it in outputs.
+    pub request: RequestId,
+    /// The whole context.
+    pub tokens: Vec<u32>,
+    /// Tokens to generate; 0 is prefill only.
+    pub max_new_tokens: u32,
+    /// Tenant, which separates page names.
+    pub tenant: Option<String>,
+}
+
+/// Why an engine did not do it. Nothing has changed then.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// The pool cannot hold it now.
+    #[error("the engine has no room: {0}")]
+    NoRoom(String),
+    /// The job makes no sense to this engine.
+    #[error("the engine refused the job: {0}")]
+    Refused(String),
+}
+
+/// What an engine has to say, in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EngineOutput {
+    /// The next token of a turn.
+    Token(RequestId, u32),
+    /// A turn has ended.
+    Finished {
+        /// The turn.
+        request: RequestId,
+        /// Whether it was completed.
+        ok: bool,
+        /// Tokens of it in named pages.
+        committed_tokens: u32,
+        /// Its last named page.
+        tip: Option<PageHash>,
+    },
+    /// A page became resident.
+    Stored(PageHash),
+    /// A page is no longer resident.
+    Evicted(PageHash),
+}
+
+/// A page on its way: its name, and what it holds (engine `sim`: the content hash; real KV goes over the transfer plane).
+pub type MovedPage = (PageHash, u64);
+
+/// An inference engine with its page pool, driven by time: the role calls [`Engine::advance`] when
+/// [`Engine::next_wakeup`] says so.
+pub trait Engine: Send + 'static {
+    /// Tokens per page.
+    fn page_tokens(&self) -> u32;
+    /// Bytes per page.
+    fn page_bytes(&self) -> u64;
+    /// Pages of the pool.
+    fn pool_pages(&self) -> u64;
+    /// Takes a turn. Returns the prompt tokens found in cache.
+    ///
+    /// # Errors
+    /// [`EngineError`]
+    fn submit(&mut self, now: Micros, job: Job) -> Result<u64, EngineError>;
+    /// Ends a turn and frees what it holds; `false` if it is not here.
+    fn cancel(&mut self, request: RequestId) -> bool;
+    /// When [`Engine::advance`] has something to do.
+    fn next_wakeup(&self) -> Option<Micros>;
+    /// Does what is due.
+    fn advance(&mut self, now: Micros) -> Vec<EngineOutput>;
+    /// How many leading pages of the chain can be used without recomputing.
+    fn resident(&self, chain: &[PageHash]) -> usize;
+    /// All resident pages.
+    fn pages(&self) -> Vec<PageHash>;
+    /// Leading pages of the chain with what they hold.
+    fn export(&self, chain: &[PageHash]) -> Vec<MovedPage>;
+    /// Adds pages behind `parent`. Returns how many were new.
+    ///
+    /// # Errors
+    /// [`EngineError`]
+    fn import(&mut self, parent: Option<PageHash>, pages: &[MovedPage]) -> Result<u64, EngineError>;
+    /// Time the link needs for this many pages.
+    fn transfer_time(&self, pages: u64) -> Micros;
+    /// Tokens waiting for prefill.
+    fn queued_tokens(&self) -> u64;
+    /// Turns in the engine.
+    fn running(&self) -> u32;
+}

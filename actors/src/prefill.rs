@@ -1,0 +1,304 @@
+//! The prefill role: computes what a seed misses and sends its pages to the decode worker that promised room for them.
+//!
+//! A seed is queued, computed, moved, acknowledged. It ends by `SeedDone` or `LegFailed` to the session's owner, by `Abort`, or
+//! at its deadline; whatever the end, nothing stays locked: the pages remain as evictable backup.
+
+use crate::decode::HEARTBEAT;
+use crate::effect::{Effect, Effects, Input, Role};
+use crate::engine::{Engine, EngineError, EngineOutput, Job};
+use pinion_bus::Message;
+use pinion_schemas::messages::{
+    Abort, Accepted, Heartbeat, LegFailed, Pages, PagesAck, Probe, ProbeAck, ResidencySnapshot, Seed, SeedDone, SnapshotAsk,
+};
+use pinion_schemas::subject::{Kind, Subjects};
+use pinion_schemas::wire;
+use pinion_schemas::{AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, RequestId, WorkerId};
+use serde::Serialize;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Seeds waiting for the engine; a D promises four at a time, so this serves 64 decode workers.
+const QUEUE_MAX: usize = 256;
+/// How long a D may take to acknowledge pages before the leg has failed (design §4: no leg hangs).
+const ACK_PATIENCE: Micros = Micros::from_millis(1_500);
+
+/// What a prefill worker is.
+#[derive(Clone, Debug)]
+pub struct PrefillConfig {
+    /// The cluster.
+    pub cluster: ClusterId,
+    /// Its name.
+    pub worker: WorkerId,
+    /// Its epoch: grows with every start.
+    pub epoch: Epoch,
+}
+
+enum Stage {
+    Queued,
+    Computing { cached: u64 },
+    /// The link is busy with the pages until then.
+    Moving { until: Micros, pages: Pages, computed: u32 },
+    Acking { moved: u32, computed: u32 },
+}
+
+struct Work {
+    seed: Seed,
+    deadline: Micros,
+    stage: Stage,
+}
+
+/// The role.
+pub struct Prefill<E> {
+    config: PrefillConfig,
+    subjects: Subjects,
+    engine: E,
+    work: BTreeMap<RequestId, Work>,
+    queue: VecDeque<RequestId>,
+    /// When the link of this worker is free again: pages of two seeds do not share it.
+    link_free: Micros,
+    acks: BTreeMap<u64, RequestId>,
+    next_token: u64,
+    next_heartbeat: Micros,
+}
+
+#[derive(Serialize)]
+struct View<'a> {
+    worker: &'a WorkerId,
+    epoch: Epoch,
+    queued: usize,
+    seeds: usize,
+    queued_tokens: u64,
+    resident_pages: usize,
+}
+
+impl<E: Engine> Prefill<E> {
+    /// A worker in front of `engine`.
+    pub fn new(config: PrefillConfig, engine: E) -> Self {
+        Self {
+            subjects: Subjects::new(&config.cluster),
+            config,
+            engine,
+            work: BTreeMap::new(),
+            queue: VecDeque::new(),
+            link_free: Micros::ZERO,
+            acks: BTreeMap::new(),
+            next_token: 0,
+            next_heartbeat: Micros::ZERO,
+        }
+    }
+
+    fn on_message(&mut self, now: Micros, message: &Message, out: &mut Effects) {
+        if message.subject.ends_with(".inspect") {
+            return out.respond_json(message, &self.view());
+        }
+        crate::dispatch!(message, {
+            Seed(seed) => self.on_seed(now, seed, message, out),
+            Abort(abort) => {
+                if self.work.get(&abort.request).is_some_and(|w| w.seed.attempt <= abort.attempt) {
+                    self.drop_seed(abort.request);
+                }
+            },
+            Probe(probe) => out.respond(message, &ProbeAck { nonce: probe.nonce, epoch: self.config.epoch }),
+            SnapshotAsk(ask) => {
+                let all = self.engine.pages();
+                let rest = all.get(ask.skip as usize..).unwrap_or_default();
+                let part = &rest[..rest.len().min(crate::decode::PAGES_PER_MESSAGE)];
+                out.respond(message, &ResidencySnapshot {
+                    worker: self.config.worker.clone(),
+                    epoch: self.config.epoch,
+                    sequence: 0,
+                    more: part.len() < rest.len(),
+                    pages: part.to_vec(),
+                });
+            },
+        });
+    }
+
+    fn on_seed(&mut self, now: Micros, seed: Seed, message: &Message, out: &mut Effects) {
+        let request = seed.request;
+        if self.work.get(&request).is_some_and(|w| w.seed.attempt >= seed.attempt) {
+            return;
+        }
+        self.drop_seed(request);
+        let attempt = seed.attempt;
+        if self.work.len() >= QUEUE_MAX {
+            return out.respond(message, &LegFailed { request, attempt, reason: AbortReason::EngineFailed });
+        }
+        let waiting = self.queue.len() as u32;
+        out.respond(message, &Accepted { request, epoch: self.config.epoch, waiting });
+        let deadline = now.plus(seed.time_left);
+        self.work.insert(request, Work { seed, deadline, stage: Stage::Queued });
+        self.queue.push_back(request);
+        self.start_queued(now, out);
+    }
+
+    /// Gives the engine what it can take, first come first served.
+    fn start_queued(&mut self, now: Micros, out: &mut Effects) {
+        while let Some(request) = self.queue.front().copied() {
+            let Some(work) = self.work.get_mut(&request) else {
+                self.queue.pop_front();
+                continue;
+            };
+            let job = Job {
+                request,
+                tokens: work.seed.tokens.clone(),
+                max_new_tokens: 0,
+                tenant: work.seed.tenant.clone(),
+            };
+            match self.engine.submit(now, job) {
+                Ok(cached) => work.stage = Stage::Computing { cached },
+                Err(EngineError::NoRoom(_)) if self.engine.running() > 0 => return,
+                Err(error) => {
+                    tracing::warn!(request = %request, %error, "seed not computed");
+                    self.fail(request, AbortReason::EngineFailed, out);
+                }
+            }
+            self.queue.pop_front();
+        }
+    }
+
+    fn drop_seed(&mut self, request: RequestId) {
+        self.engine.cancel(request);
+        self.work.remove(&request);
+    }
+
+    fn fail(&mut self, request: RequestId, reason: AbortReason, out: &mut Effects) {
+        self.engine.cancel(request);
+        if let Some(work) = self.work.remove(&request) {
+            out.publish(work.seed.notify, &LegFailed { request, attempt: work.seed.attempt, reason });
+        }
+    }
+
+    fn advance(&mut self, now: Micros, out: &mut Effects) {
+        for output in self.engine.advance(now) {
+            let EngineOutput::Finished { request, ok, .. } = output else { continue };
+            if ok {
+                self.computed(now, request);
+            } else {
+                self.fail(request, AbortReason::EngineFailed, out);
+            }
+        }
+        let due: Vec<RequestId> = self
+            .work
+            .iter()
+            .filter(|(_, w)| matches!(w.stage, Stage::Moving { until, .. } if until <= now))
+            .map(|(request, _)| *request)
+            .collect();
+        for request in due {
+            self.send(request, out);
+        }
+        let late: Vec<RequestId> = self.work.iter().filter(|(_, w)| w.deadline <= now).map(|(r, _)| *r).collect();
+        for request in late {
+            self.fail(request, AbortReason::Deadline, out);
+        }
+        self.start_queued(now, out);
+    }
+
+    /// The KV is there: the pages that the D misses go onto the link.
+    fn computed(&mut self, now: Micros, request: RequestId) {
+        let Some(work) = self.work.get_mut(&request) else { return };
+        let Stage::Computing { cached } = work.stage else { return };
+        let namespace = [work.seed.tenant.as_deref()];
+        let chain: Vec<PageHash> = ChainHasher::new(self.engine.page_tokens(), &namespace).push(&work.seed.tokens);
+        let skip = (work.seed.skip_pages as usize).min(chain.len());
+        let (names, contents): (Vec<_>, Vec<_>) = self.engine.export(&chain).into_iter().skip(skip).unzip();
+        let starts = self.link_free.max(now);
+        let until = starts.plus(self.engine.transfer_time(names.len() as u64));
+        self.link_free = until;
+        let pages = Pages {
+            request,
+            permit: work.seed.permit,
+            epoch: work.seed.decode_epoch,
+            parent: skip.checked_sub(1).map(|i| chain[i]),
+            names,
+            contents,
+        };
+        let computed = (work.seed.tokens.len() as u32).saturating_sub(cached as u32);
+        work.stage = Stage::Moving { until, pages, computed };
+    }
+
+    fn send(&mut self, request: RequestId, out: &mut Effects) {
+        let Some(work) = self.work.get_mut(&request) else { return };
+        let Stage::Moving { pages, computed, .. } = &work.stage else { return };
+        let subject = self.subjects.worker(Kind::Decode, &work.seed.decode, "pages");
+        self.next_token += 1;
+        let sent = out.request(self.next_token, &subject, pages, ACK_PATIENCE);
+        work.stage = Stage::Acking { moved: pages.names.len() as u32, computed: *computed };
+        if sent {
+            self.acks.insert(self.next_token, request);
+        } else {
+            self.fail(request, AbortReason::TransferFailed, out);
+        }
+    }
+
+    fn on_ack(&mut self, token: u64, result: Result<Message, pinion_bus::BusError>, out: &mut Effects) {
+        let Some(request) = self.acks.remove(&token) else { return };
+        let acked = result.is_ok_and(|m| wire::decode::<PagesAck>(&m.payload).is_ok());
+        if !acked {
+            return self.fail(request, AbortReason::TransferFailed, out);
+        }
+        let Some(work) = self.work.remove(&request) else { return };
+        let Stage::Acking { moved, computed } = work.stage else { return };
+        let (attempt, permit) = (work.seed.attempt, work.seed.permit);
+        let done = SeedDone { request, attempt, permit, moved_pages: moved, computed_tokens: computed };
+        out.publish(work.seed.notify, &done);
+    }
+
+    fn heartbeat(&mut self, now: Micros, out: &mut Effects) {
+        let subject = self.subjects.event(Kind::Prefill, self.config.worker.as_str());
+        out.publish(subject.as_str(), &Heartbeat {
+            worker: self.config.worker.clone(),
+            epoch: self.config.epoch,
+            running: self.work.len() as u32,
+            queued_tokens: self.queued_tokens(),
+            pool_pages: self.engine.pool_pages() as u32,
+            room_pages: 0,
+            draining: false,
+            pause_millis: 0,
+        });
+        self.next_heartbeat = now.plus(HEARTBEAT);
+    }
+
+    fn queued_tokens(&self) -> u64 {
+        let waiting = self.queue.iter().filter_map(|r| self.work.get(r)).map(|w| w.seed.tokens.len() as u64);
+        self.engine.queued_tokens() + waiting.sum::<u64>()
+    }
+
+    fn view(&self) -> View<'_> {
+        View {
+            worker: &self.config.worker,
+            epoch: self.config.epoch,
+            queued: self.queue.len(),
+            seeds: self.work.len(),
+            queued_tokens: self.queued_tokens(),
+            resident_pages: self.engine.pages().len(),
+        }
+    }
+}
+
+impl<E: Engine> Role for Prefill<E> {
+    fn start(&mut self, now: Micros, out: &mut Effects) {
+        let all = self.subjects.worker(Kind::Prefill, &self.config.worker, "*");
+        out.0.push(Effect::Subscribe(all.as_str().to_owned()));
+        self.heartbeat(now, out);
+    }
+
+    fn handle(&mut self, now: Micros, input: Input, out: &mut Effects) {
+        match input {
+            Input::Message(message) => self.on_message(now, &message, out),
+            Input::Reply { token, result } => self.on_ack(token, result, out),
+            Input::Local(_) | Input::Tick => {}
+        }
+        self.advance(now, out);
+        if self.next_heartbeat <= now {
+            self.heartbeat(now, out);
+        }
+    }
+
+    fn next_deadline(&self) -> Option<Micros> {
+        let seeds = self.work.values().map(|w| match &w.stage {
+            Stage::Moving { until, .. } => (*until).min(w.deadline),
+            _ => w.deadline,
+        });
+        seeds.chain(self.engine.next_wakeup()).chain([self.next_heartbeat]).min()
+    }
+}

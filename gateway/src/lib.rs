@@ -1,0 +1,1 @@
+//! The OpenAI-shaped HTTP front of Pinion.

@@ -1,0 +1,271 @@
+//! The request and response bodies of `OpenAI`'s API, as far as they mean something here. Fields not listed are ignored;
+//! fields that would change the answer and cannot be honoured are refused by name.
+
+use serde::de::{DeserializeOwned, Deserializer, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::fmt;
+
+use crate::error::ApiError;
+use crate::tokenizer::Spoken;
+
+/// What both endpoints share.
+#[derive(Debug, Default, Deserialize)]
+pub struct Common {
+    /// Model name.
+    pub model: Option<String>,
+    /// Most tokens to generate.
+    pub max_tokens: Option<i64>,
+    /// The newer name of `max_tokens`; it wins.
+    pub max_completion_tokens: Option<i64>,
+    /// Whether to stream.
+    pub stream: Option<bool>,
+    /// Options of the stream.
+    pub stream_options: Option<StreamOptions>,
+    /// `OpenAI`'s hint which requests share a prefix.
+    pub prompt_cache_key: Option<String>,
+    /// Free metadata.
+    pub metadata: Option<Metadata>,
+    /// Choices wanted; only one is served.
+    pub n: Option<i64>,
+    /// Stop texts; none is served.
+    pub stop: Option<Value>,
+    /// Whether token ids are wanted beside the text (the name is vLLM's).
+    pub return_token_ids: Option<bool>,
+}
+
+/// Options of a stream.
+#[derive(Debug, Default, Deserialize)]
+pub struct StreamOptions {
+    /// Whether a last chunk carries the usage.
+    pub include_usage: Option<bool>,
+}
+
+/// Metadata of a request.
+#[derive(Debug, Default, Deserialize)]
+pub struct Metadata {
+    /// Names the session for clients that put it here.
+    pub user_id: Option<String>,
+}
+
+/// Body of `/v1/chat/completions`.
+#[derive(Debug, Deserialize)]
+pub struct ChatBody {
+    /// What both endpoints share.
+    #[serde(skip)]
+    pub common: Common,
+    /// The conversation.
+    pub messages: Vec<Message>,
+    /// Tools on offer; the template shows them to the model.
+    pub tools: Option<Vec<Value>>,
+}
+
+/// One message of a conversation.
+#[derive(Debug, Deserialize)]
+pub struct Message {
+    /// Who speaks.
+    pub role: String,
+    /// What is said.
+    pub content: Option<Content>,
+    /// Calls an assistant made.
+    pub tool_calls: Option<Vec<Value>>,
+}
+
+/// A text, or its parts.
+#[derive(Debug)]
+pub enum Content {
+    /// A text.
+    Text(String),
+    /// Parts of one.
+    Parts(Vec<Part>),
+}
+
+/// A part of a message.
+#[derive(Debug, Deserialize)]
+pub struct Part {
+    /// Kind of the part; only `text` is served.
+    pub r#type: String,
+    /// The text.
+    pub text: Option<String>,
+}
+
+/// Body of `/v1/completions`.
+#[derive(Debug, Deserialize)]
+pub struct CompletionBody {
+    /// What both endpoints share.
+    #[serde(skip)]
+    pub common: Common,
+    /// What to continue.
+    pub prompt: Prompt,
+}
+
+/// A text or token ids.
+#[derive(Debug)]
+pub enum Prompt {
+    /// A text.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+struct ContentVisitor;
+
+impl<'de> Visitor<'de> for ContentVisitor {
+    type Value = Content;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or an array of text parts")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Content, E> {
+        Ok(Content::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Content, A::Error> {
+        let mut parts = Vec::new();
+        while let Some(part) = seq.next_element()? {
+            parts.push(part);
+        }
+        Ok(Content::Parts(parts))
+    }
+}
+
+impl<'de> Deserialize<'de> for Content {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ContentVisitor)
+    }
+}
+
+struct PromptVisitor;
+
+impl<'de> Visitor<'de> for PromptVisitor {
+    type Value = Prompt;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a string or one array of token ids")
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Prompt, E> {
+        Ok(Prompt::Text(text.to_owned()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Prompt, A::Error> {
+        let mut tokens = Vec::new();
+        while let Some(token) = seq.next_element()? {
+            tokens.push(token);
+        }
+        Ok(Prompt::Tokens(tokens))
+    }
+}
+
+impl<'de> Deserialize<'de> for Prompt {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptVisitor)
+    }
+}
+
+/// Reads a body, or says which field is wrong.
+///
+/// # Errors
+/// 400 with the path of the field.
+pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(body);
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let path = error.path().to_string();
+        let inner = error.into_inner();
+        if !inner.is_data() {
+            return malformed(&inner);
+        }
+        if path == "." {
+            return ApiError::new(axum::http::StatusCode::BAD_REQUEST, "invalid_type", inner.to_string());
+        }
+        ApiError::field(&path, "invalid_type", inner)
+    })?;
+    json.end().map_err(|error| malformed(&error))?;
+    Ok(value)
+}
+
+fn malformed(error: &serde_json::Error) -> ApiError {
+    let message = format!("the body is not valid JSON: {error}");
+    ApiError::new(axum::http::StatusCode::BAD_REQUEST, "malformed_json", message)
+}
+
+impl ChatBody {
+    /// The conversation as the template takes it.
+    ///
+    /// # Errors
+    /// 400 for an empty conversation and for parts that are no text.
+    pub fn spoken(self) -> Result<Vec<Spoken>, ApiError> {
+        if self.messages.is_empty() {
+            return Err(ApiError::field("messages", "empty", "give at least one message"));
+        }
+        let mut spoken = Vec::with_capacity(self.messages.len() + 1);
+        if let Some(tools) = self.tools.filter(|tools| !tools.is_empty()) {
+            spoken.push(Spoken {
+                role: "tools".to_owned(),
+                content: Value::Array(tools).to_string(),
+            });
+        }
+        for (index, message) in self.messages.into_iter().enumerate() {
+            let mut content = match message.content {
+                None => String::new(),
+                Some(Content::Text(text)) => text,
+                Some(Content::Parts(parts)) => joined(index, parts)?,
+            };
+            if let Some(calls) = message.tool_calls.filter(|calls| !calls.is_empty()) {
+                content.push_str(&Value::Array(calls).to_string());
+            }
+            spoken.push(Spoken {
+                role: message.role,
+                content,
+            });
+        }
+        Ok(spoken)
+    }
+}
+
+fn joined(index: usize, parts: Vec<Part>) -> Result<String, ApiError> {
+    let mut out = String::new();
+    for (number, part) in parts.into_iter().enumerate() {
+        let Some(text) = part.text.filter(|_| part.r#type == "text") else {
+            let field = format!("messages[{index}].content[{number}]");
+            let message = format!("type {:?} is not served here: send text parts only", part.r#type);
+            return Err(ApiError::field(&field, "unsupported_content", message));
+        };
+        out.push_str(&text);
+    }
+    Ok(out)
+}
+
+/// Tokens of a turn.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Usage {
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// Tokens of the answer.
+    pub completion_tokens: usize,
+    /// Their sum.
+    pub total_tokens: usize,
+    /// Details of the prompt.
+    pub prompt_tokens_details: PromptDetails,
+}
+
+/// Details of the prompt's tokens.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct PromptDetails {
+    /// How many of them were found in cache.
+    pub cached_tokens: u32,
+}
+
+/// What Pinion says about a turn, under `pinion` in the body or in the last chunk.
+#[derive(Clone, Debug, Serialize)]
+pub struct Extension {
+    /// The session.
+    pub session: String,
+    /// The request, 32 hex digits, as in subjects.
+    pub request: String,
+    /// How it was served.
+    pub path: &'static str,
+    /// Prompt tokens found in cache.
+    pub cached_tokens: u32,
+}
