@@ -6,12 +6,13 @@
 
 use crate::effect::{Effect, Effects, Input, Role};
 use crate::engine::{Engine, EngineOutput, Job};
+use crate::feed::ResidencyFeed;
 use pinion_bus::Message;
 use pinion_core::admit::{self, Action, Admission, Ask, Decision, Fact};
 use pinion_core::pressure;
 use pinion_schemas::messages::{
-    Abort, Chunk, Completed, Heartbeat, PagesAck, PagesEvicted, PagesStored, Pages, Permit, PermitExpired, PermitQueued,
-    Probe, ProbeAck, Reject, ResidencySnapshot, Run, SnapshotAsk, Started,
+    Abort, Chunk, Completed, Heartbeat, Pages, PagesAck, Permit, PermitExpired, PermitQueued, Probe, ProbeAck, Reject,
+    Run, SnapshotAsk, Started,
 };
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{
@@ -26,8 +27,6 @@ pub const HEARTBEAT: Micros = Micros::from_millis(500);
 const COMPLETED_MAX: usize = 64;
 /// Sessions whose newest owner epoch is remembered; beyond it the first by name is forgotten and its messages are trusted.
 const EPOCHS_MAX: usize = 100_000;
-/// Pages in one residency message: half of the bus's limit.
-pub const PAGES_PER_MESSAGE: usize = 16_000;
 
 /// What a decode worker is.
 #[derive(Clone, Debug)]
@@ -65,7 +64,7 @@ pub struct Decode<E> {
     turns: BTreeMap<RequestId, Turn>,
     completed: VecDeque<(Completed, SessionId)>,
     owners: BTreeMap<SessionId, Epoch>,
-    sequence: u64,
+    feed: ResidencyFeed,
     next_heartbeat: Micros,
     pause_millis: u32,
     draining: bool,
@@ -103,15 +102,17 @@ impl<E: Engine> Decode<E> {
             direct_append_tokens_max: config.direct_append_tokens_max,
             permits: config.permits,
         });
+        let subjects = Subjects::new(&config.cluster);
+        let subject = subjects.event(Kind::Decode, config.worker.as_str()).as_str().to_owned();
         Self {
-            subjects: Subjects::new(&config.cluster),
+            feed: ResidencyFeed::new(subject, config.worker.clone(), config.epoch),
+            subjects,
             config,
             engine,
             ledger,
             turns: BTreeMap::new(),
             completed: VecDeque::new(),
             owners: BTreeMap::new(),
-            sequence: 0,
             next_heartbeat: Micros::ZERO,
             pause_millis: 0,
             draining: false,
@@ -132,26 +133,54 @@ impl<E: Engine> Decode<E> {
                 Abort(abort) => self.on_abort(now, &abort, out),
                 Pages(pages) => self.on_pages(now, &pages, message, out),
                 Probe(probe) => out.respond(message, &ProbeAck { nonce: probe.nonce, epoch: self.config.epoch }),
-                SnapshotAsk(ask) => self.on_snapshot(&ask, message, out),
+                SnapshotAsk(ask) => self.feed.answer(&self.engine, &ask, message, out),
             }),
         }
     }
 
     fn on_run(&mut self, now: Micros, run: Run, message: &Message, out: &mut Effects) {
         let (request, attempt) = (run.request, run.attempt);
-        let newest = self.owners.get(&run.session).copied().unwrap_or_default().max(run.epoch);
+        let newest = self
+            .owners
+            .get(&run.session)
+            .copied()
+            .unwrap_or_default()
+            .max(run.epoch);
         if self.owners.len() >= EPOCHS_MAX && !self.owners.contains_key(&run.session) {
             self.owners.pop_first();
         }
         self.owners.insert(run.session.clone(), newest);
         if run.epoch < newest {
             let reason = RejectReason::StaleEpoch;
-            return out.respond(message, &Reject { request, attempt, reason, pause_millis: 0 });
+            return out.respond(
+                message,
+                &Reject {
+                    request,
+                    attempt,
+                    reason,
+                    pause_millis: 0,
+                },
+            );
         }
-        if let Some((done, _)) = self.completed.iter().find(|(c, s)| c.request == request && *s == run.session) {
+        if let Some((done, _)) = self
+            .completed
+            .iter()
+            .find(|(c, s)| c.request == request && *s == run.session)
+        {
             // The owner that heard of it is gone; the new one hears it again.
-            let done = Completed { attempt, ..done.clone() };
-            out.respond(message, &Started { request, attempt, resident_pages: 0, pause_millis: 0 });
+            let done = Completed {
+                attempt,
+                ..done.clone()
+            };
+            out.respond(
+                message,
+                &Started {
+                    request,
+                    attempt,
+                    resident_pages: 0,
+                    pause_millis: 0,
+                },
+            );
             out.publish(run.notify.clone(), &done);
             return out.publish(run.stream, &done);
         }
@@ -161,14 +190,30 @@ impl<E: Engine> Decode<E> {
             let same_prompt = turn.run.tokens.len().saturating_sub(turn.run.already_sent as usize) == prompt_tokens;
             if attempt < turn.run.attempt {
                 let reason = RejectReason::StaleEpoch;
-                return out.respond(message, &Reject { request, attempt, reason, pause_millis: 0 });
+                return out.respond(
+                    message,
+                    &Reject {
+                        request,
+                        attempt,
+                        reason,
+                        pause_millis: 0,
+                    },
+                );
             }
             if turn.submitted && same_prompt && turn.answer.len() >= answered {
                 // Already running here for an earlier attempt or owner: it goes on, and tells the new one.
                 turn.flushed = answered;
                 (turn.run.attempt, turn.run.epoch) = (attempt, run.epoch);
                 (turn.run.notify, turn.run.stream) = (run.notify, run.stream);
-                out.respond(message, &Started { request, attempt, resident_pages: 0, pause_millis: self.pause_millis });
+                out.respond(
+                    message,
+                    &Started {
+                        request,
+                        attempt,
+                        resident_pages: 0,
+                        pause_millis: self.pause_millis,
+                    },
+                );
                 return self.flush(request, out);
             }
             self.end(now, request, out);
@@ -192,7 +237,15 @@ impl<E: Engine> Decode<E> {
             deadline: now.plus(run.time_left),
         };
         let answer = run.tokens[prompt_tokens..].to_vec();
-        let turn = Turn { flushed: answer.len(), chain, path: Path::Direct, cached_tokens: 0, answer, submitted: false, run };
+        let turn = Turn {
+            flushed: answer.len(),
+            chain,
+            path: Path::Direct,
+            cached_tokens: 0,
+            answer,
+            submitted: false,
+            run,
+        };
         self.turns.insert(request, turn);
         self.step(now, Fact::Ask(ask), Some(message), out);
     }
@@ -213,7 +266,14 @@ impl<E: Engine> Decode<E> {
                 Action::PermitExpired { request, permit } => {
                     if let Some(turn) = self.turns.remove(&request) {
                         let attempt = turn.run.attempt;
-                        out.publish(turn.run.notify, &PermitExpired { request, attempt, permit });
+                        out.publish(
+                            turn.run.notify,
+                            &PermitExpired {
+                                request,
+                                attempt,
+                                permit,
+                            },
+                        );
                     }
                 }
                 Action::TurnExpired(request) => {
@@ -225,7 +285,9 @@ impl<E: Engine> Decode<E> {
     }
 
     fn answer(&mut self, now: Micros, request: RequestId, decision: Decision, to: Option<&Message>, out: &mut Effects) {
-        let Some(turn) = self.turns.get_mut(&request) else { return };
+        let Some(turn) = self.turns.get_mut(&request) else {
+            return;
+        };
         let (attempt, pause_millis) = (turn.run.attempt, self.pause_millis);
         let notify = turn.run.notify.clone();
         let resident_pages = self.engine.resident(&turn.chain) as u32;
@@ -240,20 +302,52 @@ impl<E: Engine> Decode<E> {
         match decision {
             Decision::Direct => {
                 if self.submit(now, request) {
-                    send!(Started { request, attempt, resident_pages, pause_millis });
+                    send!(Started {
+                        request,
+                        attempt,
+                        resident_pages,
+                        pause_millis
+                    });
                 } else {
-                    send!(Reject { request, attempt, reason: RejectReason::NoSpace, pause_millis });
+                    send!(Reject {
+                        request,
+                        attempt,
+                        reason: RejectReason::NoSpace,
+                        pause_millis
+                    });
                     self.end(now, request, out);
                 }
             }
             Decision::Permit { permit, expires } => {
-                turn.path = if turn.run.prefix_pages == 0 { Path::Seed } else { Path::Reseed };
+                turn.path = if turn.run.prefix_pages == 0 {
+                    Path::Seed
+                } else {
+                    Path::Reseed
+                };
                 let (epoch, ttl) = (self.config.epoch, expires.since(now));
-                send!(Permit { request, attempt, permit, epoch, ttl, resident_pages, pause_millis });
+                send!(Permit {
+                    request,
+                    attempt,
+                    permit,
+                    epoch,
+                    ttl,
+                    resident_pages,
+                    pause_millis
+                });
             }
-            Decision::Wait { position, eta } => send!(PermitQueued { request, attempt, position, eta }),
+            Decision::Wait { position, eta } => send!(PermitQueued {
+                request,
+                attempt,
+                position,
+                eta
+            }),
             Decision::Reject(reason) => {
-                send!(Reject { request, attempt, reason, pause_millis });
+                send!(Reject {
+                    request,
+                    attempt,
+                    reason,
+                    pause_millis
+                });
                 self.turns.remove(&request);
             }
         }
@@ -265,16 +359,34 @@ impl<E: Engine> Decode<E> {
         let (attempt, pause_millis) = (turn.run.attempt, self.pause_millis);
         if started {
             let resident_pages = self.engine.resident(&turn.chain) as u32;
-            out.publish(turn.run.notify.clone(), &Started { request, attempt, resident_pages, pause_millis });
+            out.publish(
+                turn.run.notify.clone(),
+                &Started {
+                    request,
+                    attempt,
+                    resident_pages,
+                    pause_millis,
+                },
+            );
         } else {
             let reason = RejectReason::NoSpace;
-            out.publish(turn.run.notify.clone(), &Reject { request, attempt, reason, pause_millis });
+            out.publish(
+                turn.run.notify.clone(),
+                &Reject {
+                    request,
+                    attempt,
+                    reason,
+                    pause_millis,
+                },
+            );
             self.end(now, request, out);
         }
     }
 
     fn submit(&mut self, now: Micros, request: RequestId) -> bool {
-        let Some(turn) = self.turns.get_mut(&request) else { return false };
+        let Some(turn) = self.turns.get_mut(&request) else {
+            return false;
+        };
         let job = Job {
             request,
             tokens: turn.run.tokens.clone(),
@@ -295,7 +407,10 @@ impl<E: Engine> Decode<E> {
     }
 
     fn on_abort(&mut self, now: Micros, abort: &Abort, out: &mut Effects) {
-        let known = self.turns.get(&abort.request).is_some_and(|t| t.run.attempt <= abort.attempt);
+        let known = self
+            .turns
+            .get(&abort.request)
+            .is_some_and(|t| t.run.attempt <= abort.attempt);
         if known {
             self.end(now, abort.request, out);
         }
@@ -313,9 +428,22 @@ impl<E: Engine> Decode<E> {
         // A promise of an earlier life of this worker is none (I7); the sender hears nothing and gives up by its deadline.
         if pages.epoch != self.config.epoch || !self.turns.contains_key(&request) {
             let reason = RejectReason::StaleEpoch;
-            return out.respond(message, &Reject { request, attempt: 0, reason, pause_millis: 0 });
+            return out.respond(
+                message,
+                &Reject {
+                    request,
+                    attempt: 0,
+                    reason,
+                    pause_millis: 0,
+                },
+            );
         }
-        let moved: Vec<_> = pages.names.iter().copied().zip(pages.contents.iter().copied()).collect();
+        let moved: Vec<_> = pages
+            .names
+            .iter()
+            .copied()
+            .zip(pages.contents.iter().copied())
+            .collect();
         let stored = match self.engine.import(pages.parent, &moved) {
             Ok(stored) => stored as u32,
             Err(error) => {
@@ -324,28 +452,29 @@ impl<E: Engine> Decode<E> {
                 0
             }
         };
-        out.respond(message, &PagesAck { request, permit, stored });
-        self.step(now, Fact::Seeded { request, permit: PermitId(permit.0) }, None, out);
-    }
-
-    fn on_snapshot(&self, ask: &SnapshotAsk, message: &Message, out: &mut Effects) {
-        let all = self.engine.pages();
-        let rest = all.get(ask.skip as usize..).unwrap_or_default();
-        let part = &rest[..rest.len().min(PAGES_PER_MESSAGE)];
-        out.respond(message, &ResidencySnapshot {
-            worker: self.config.worker.clone(),
-            epoch: self.config.epoch,
-            sequence: self.sequence,
-            more: part.len() < rest.len(),
-            pages: part.to_vec(),
-        });
+        out.respond(
+            message,
+            &PagesAck {
+                request,
+                permit,
+                stored,
+            },
+        );
+        self.step(
+            now,
+            Fact::Seeded {
+                request,
+                permit: PermitId(permit.0),
+            },
+            None,
+            out,
+        );
     }
 
     fn advance(&mut self, now: Micros, out: &mut Effects) {
-        let mut stored: Vec<PageHash> = Vec::new();
-        let mut evicted: Vec<PageHash> = Vec::new();
         let mut touched: Vec<RequestId> = Vec::new();
         for output in self.engine.advance(now) {
+            self.feed.take(&output, out);
             match output {
                 EngineOutput::Token(request, token) => {
                     if let Some(turn) = self.turns.get_mut(&request) {
@@ -353,63 +482,55 @@ impl<E: Engine> Decode<E> {
                         touched.push(request);
                     }
                 }
-                EngineOutput::Finished { request, ok, committed_tokens, tip } => {
+                EngineOutput::Finished {
+                    request,
+                    ok,
+                    committed_tokens,
+                    tip,
+                } => {
                     self.finished(now, request, ok, committed_tokens, tip, out);
                 }
-                EngineOutput::Stored(page) => {
-                    self.publish_evicted(&mut evicted, out);
-                    stored.push(page);
-                }
-                EngineOutput::Evicted(page) => {
-                    self.publish_stored(&mut stored, out);
-                    evicted.push(page);
-                }
+                EngineOutput::Stored(_) | EngineOutput::Evicted(_) => {}
             }
         }
-        self.publish_stored(&mut stored, out);
-        self.publish_evicted(&mut evicted, out);
+        self.feed.flush(out);
         touched.dedup();
         for request in touched {
             self.flush(request, out);
         }
     }
 
-    fn publish_stored(&mut self, pages: &mut Vec<PageHash>, out: &mut Effects) {
-        let (worker, epoch) = (self.config.worker.clone(), self.config.epoch);
-        let subject = self.subjects.event(Kind::Decode, worker.as_str());
-        for part in std::mem::take(pages).chunks(PAGES_PER_MESSAGE) {
-            self.sequence += 1;
-            let (worker, sequence, pages) = (worker.clone(), self.sequence, part.to_vec());
-            out.publish(subject.as_str(), &PagesStored { worker, epoch, sequence, pages });
-        }
-    }
-
-    fn publish_evicted(&mut self, pages: &mut Vec<PageHash>, out: &mut Effects) {
-        let (worker, epoch) = (self.config.worker.clone(), self.config.epoch);
-        let subject = self.subjects.event(Kind::Decode, worker.as_str());
-        for part in std::mem::take(pages).chunks(PAGES_PER_MESSAGE) {
-            self.sequence += 1;
-            let (worker, sequence, pages) = (worker.clone(), self.sequence, part.to_vec());
-            out.publish(subject.as_str(), &PagesEvicted { worker, epoch, sequence, pages });
-        }
-    }
-
     fn flush(&mut self, request: RequestId, out: &mut Effects) {
-        let Some(turn) = self.turns.get_mut(&request) else { return };
+        let Some(turn) = self.turns.get_mut(&request) else {
+            return;
+        };
         let tokens = turn.answer[turn.flushed..].to_vec();
         if tokens.is_empty() {
             return;
         }
-        let chunk = Chunk { request, attempt: turn.run.attempt, offset: turn.flushed as u32, tokens };
+        let chunk = Chunk {
+            request,
+            attempt: turn.run.attempt,
+            offset: turn.flushed as u32,
+            tokens,
+        };
         turn.flushed = turn.answer.len();
         out.publish(turn.run.stream.clone(), &chunk);
         out.publish(turn.run.notify.clone(), &chunk);
     }
 
     fn finished(
-        &mut self, now: Micros, request: RequestId, ok: bool, committed_tokens: u32, tip: Option<PageHash>, out: &mut Effects,
+        &mut self,
+        now: Micros,
+        request: RequestId,
+        ok: bool,
+        committed_tokens: u32,
+        tip: Option<PageHash>,
+        out: &mut Effects,
     ) {
-        let Some(turn) = self.turns.remove(&request) else { return };
+        let Some(turn) = self.turns.remove(&request) else {
+            return;
+        };
         let attempt = turn.run.attempt;
         if ok {
             let prompt = turn.run.tokens.len() as u32 - turn.run.already_sent;
@@ -431,7 +552,14 @@ impl<E: Engine> Decode<E> {
             self.completed.push_back((done, turn.run.session));
         } else {
             let reason = pinion_schemas::AbortReason::EngineFailed;
-            out.publish(turn.run.notify, &pinion_schemas::messages::LegFailed { request, attempt, reason });
+            out.publish(
+                turn.run.notify,
+                &pinion_schemas::messages::LegFailed {
+                    request,
+                    attempt,
+                    reason,
+                },
+            );
         }
         self.step(now, Fact::Ended(request), None, out);
     }
@@ -446,16 +574,19 @@ impl<E: Engine> Decode<E> {
         self.pause_millis = pressure::hint(&sample);
         self.step(now, Fact::Pressure(self.pause_millis), None, out);
         let subject = self.subjects.event(Kind::Decode, self.config.worker.as_str());
-        out.publish(subject.as_str(), &Heartbeat {
-            worker: self.config.worker.clone(),
-            epoch: self.config.epoch,
-            running: self.engine.running(),
-            queued_tokens: self.engine.queued_tokens(),
-            pool_pages: self.engine.pool_pages() as u32,
-            room_pages: self.ledger.room() as u32,
-            draining: self.draining,
-            pause_millis: self.pause_millis,
-        });
+        out.publish(
+            subject.as_str(),
+            &Heartbeat {
+                worker: self.config.worker.clone(),
+                epoch: self.config.epoch,
+                running: self.engine.running(),
+                queued_tokens: self.engine.queued_tokens(),
+                pool_pages: self.engine.pool_pages() as u32,
+                room_pages: self.ledger.room() as u32,
+                draining: self.draining,
+                pause_millis: self.pause_millis,
+            },
+        );
         self.next_heartbeat = now.plus(HEARTBEAT);
     }
 
@@ -502,6 +633,13 @@ impl<E: Engine> Role for Decode<E> {
     }
 
     fn next_deadline(&self) -> Option<Micros> {
-        [self.engine.next_wakeup(), self.ledger.next_deadline(), Some(self.next_heartbeat)].into_iter().flatten().min()
+        [
+            self.engine.next_wakeup(),
+            self.ledger.next_deadline(),
+            Some(self.next_heartbeat),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 }

@@ -163,7 +163,12 @@ impl Effects {
         let Some(payload) = encoded(message) else { return false };
         let subject = subject.as_str().to_owned();
         let deadline = Duration::from_micros(deadline.0);
-        self.0.push(Effect::Request { token, subject, payload, deadline });
+        self.0.push(Effect::Request {
+            token,
+            subject,
+            payload,
+            deadline,
+        });
         true
     }
 

@@ -14,6 +14,7 @@ pub mod control;
 pub mod decode;
 pub mod effect;
 pub mod engine;
+pub mod feed;
 pub mod lease;
 pub mod prefill;
 pub mod router;

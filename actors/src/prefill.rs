@@ -6,9 +6,10 @@
 use crate::decode::HEARTBEAT;
 use crate::effect::{Effect, Effects, Input, Role};
 use crate::engine::{Engine, EngineError, EngineOutput, Job};
+use crate::feed::ResidencyFeed;
 use pinion_bus::Message;
 use pinion_schemas::messages::{
-    Abort, Accepted, Heartbeat, LegFailed, Pages, PagesAck, Probe, ProbeAck, ResidencySnapshot, Seed, SeedDone, SnapshotAsk,
+    Abort, Accepted, Heartbeat, LegFailed, Pages, PagesAck, Probe, ProbeAck, Seed, SeedDone, SnapshotAsk,
 };
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::wire;
@@ -34,10 +35,19 @@ pub struct PrefillConfig {
 
 enum Stage {
     Queued,
-    Computing { cached: u64 },
+    Computing {
+        cached: u64,
+    },
     /// The link is busy with the pages until then.
-    Moving { until: Micros, pages: Pages, computed: u32 },
-    Acking { moved: u32, computed: u32 },
+    Moving {
+        until: Micros,
+        pages: Pages,
+        computed: u32,
+    },
+    Acking {
+        moved: u32,
+        computed: u32,
+    },
 }
 
 struct Work {
@@ -51,6 +61,7 @@ pub struct Prefill<E> {
     config: PrefillConfig,
     subjects: Subjects,
     engine: E,
+    feed: ResidencyFeed,
     work: BTreeMap<RequestId, Work>,
     queue: VecDeque<RequestId>,
     /// When the link of this worker is free again: pages of two seeds do not share it.
@@ -73,8 +84,14 @@ struct View<'a> {
 impl<E: Engine> Prefill<E> {
     /// A worker in front of `engine`.
     pub fn new(config: PrefillConfig, engine: E) -> Self {
+        let subjects = Subjects::new(&config.cluster);
+        let subject = subjects
+            .event(Kind::Prefill, config.worker.as_str())
+            .as_str()
+            .to_owned();
         Self {
-            subjects: Subjects::new(&config.cluster),
+            feed: ResidencyFeed::new(subject, config.worker.clone(), config.epoch),
+            subjects,
             config,
             engine,
             work: BTreeMap::new(),
@@ -98,18 +115,7 @@ impl<E: Engine> Prefill<E> {
                 }
             },
             Probe(probe) => out.respond(message, &ProbeAck { nonce: probe.nonce, epoch: self.config.epoch }),
-            SnapshotAsk(ask) => {
-                let all = self.engine.pages();
-                let rest = all.get(ask.skip as usize..).unwrap_or_default();
-                let part = &rest[..rest.len().min(crate::decode::PAGES_PER_MESSAGE)];
-                out.respond(message, &ResidencySnapshot {
-                    worker: self.config.worker.clone(),
-                    epoch: self.config.epoch,
-                    sequence: 0,
-                    more: part.len() < rest.len(),
-                    pages: part.to_vec(),
-                });
-            },
+            SnapshotAsk(ask) => self.feed.answer(&self.engine, &ask, message, out),
         });
     }
 
@@ -121,12 +127,33 @@ impl<E: Engine> Prefill<E> {
         self.drop_seed(request);
         let attempt = seed.attempt;
         if self.work.len() >= QUEUE_MAX {
-            return out.respond(message, &LegFailed { request, attempt, reason: AbortReason::EngineFailed });
+            return out.respond(
+                message,
+                &LegFailed {
+                    request,
+                    attempt,
+                    reason: AbortReason::EngineFailed,
+                },
+            );
         }
         let waiting = self.queue.len() as u32;
-        out.respond(message, &Accepted { request, epoch: self.config.epoch, waiting });
+        out.respond(
+            message,
+            &Accepted {
+                request,
+                epoch: self.config.epoch,
+                waiting,
+            },
+        );
         let deadline = now.plus(seed.time_left);
-        self.work.insert(request, Work { seed, deadline, stage: Stage::Queued });
+        self.work.insert(
+            request,
+            Work {
+                seed,
+                deadline,
+                stage: Stage::Queued,
+            },
+        );
         self.queue.push_back(request);
         self.start_queued(now, out);
     }
@@ -164,19 +191,30 @@ impl<E: Engine> Prefill<E> {
     fn fail(&mut self, request: RequestId, reason: AbortReason, out: &mut Effects) {
         self.engine.cancel(request);
         if let Some(work) = self.work.remove(&request) {
-            out.publish(work.seed.notify, &LegFailed { request, attempt: work.seed.attempt, reason });
+            out.publish(
+                work.seed.notify,
+                &LegFailed {
+                    request,
+                    attempt: work.seed.attempt,
+                    reason,
+                },
+            );
         }
     }
 
     fn advance(&mut self, now: Micros, out: &mut Effects) {
         for output in self.engine.advance(now) {
-            let EngineOutput::Finished { request, ok, .. } = output else { continue };
+            self.feed.take(&output, out);
+            let EngineOutput::Finished { request, ok, .. } = output else {
+                continue;
+            };
             if ok {
                 self.computed(now, request);
             } else {
                 self.fail(request, AbortReason::EngineFailed, out);
             }
         }
+        self.feed.flush(out);
         let due: Vec<RequestId> = self
             .work
             .iter()
@@ -186,7 +224,12 @@ impl<E: Engine> Prefill<E> {
         for request in due {
             self.send(request, out);
         }
-        let late: Vec<RequestId> = self.work.iter().filter(|(_, w)| w.deadline <= now).map(|(r, _)| *r).collect();
+        let late: Vec<RequestId> = self
+            .work
+            .iter()
+            .filter(|(_, w)| w.deadline <= now)
+            .map(|(r, _)| *r)
+            .collect();
         for request in late {
             self.fail(request, AbortReason::Deadline, out);
         }
@@ -195,8 +238,12 @@ impl<E: Engine> Prefill<E> {
 
     /// The KV is there: the pages that the D misses go onto the link.
     fn computed(&mut self, now: Micros, request: RequestId) {
-        let Some(work) = self.work.get_mut(&request) else { return };
-        let Stage::Computing { cached } = work.stage else { return };
+        let Some(work) = self.work.get_mut(&request) else {
+            return;
+        };
+        let Stage::Computing { cached } = work.stage else {
+            return;
+        };
         let namespace = [work.seed.tenant.as_deref()];
         let chain: Vec<PageHash> = ChainHasher::new(self.engine.page_tokens(), &namespace).push(&work.seed.tokens);
         let skip = (work.seed.skip_pages as usize).min(chain.len());
@@ -217,12 +264,19 @@ impl<E: Engine> Prefill<E> {
     }
 
     fn send(&mut self, request: RequestId, out: &mut Effects) {
-        let Some(work) = self.work.get_mut(&request) else { return };
-        let Stage::Moving { pages, computed, .. } = &work.stage else { return };
+        let Some(work) = self.work.get_mut(&request) else {
+            return;
+        };
+        let Stage::Moving { pages, computed, .. } = &work.stage else {
+            return;
+        };
         let subject = self.subjects.worker(Kind::Decode, &work.seed.decode, "pages");
         self.next_token += 1;
         let sent = out.request(self.next_token, &subject, pages, ACK_PATIENCE);
-        work.stage = Stage::Acking { moved: pages.names.len() as u32, computed: *computed };
+        work.stage = Stage::Acking {
+            moved: pages.names.len() as u32,
+            computed: *computed,
+        };
         if sent {
             self.acks.insert(self.next_token, request);
         } else {
@@ -231,35 +285,52 @@ impl<E: Engine> Prefill<E> {
     }
 
     fn on_ack(&mut self, token: u64, result: Result<Message, pinion_bus::BusError>, out: &mut Effects) {
-        let Some(request) = self.acks.remove(&token) else { return };
+        let Some(request) = self.acks.remove(&token) else {
+            return;
+        };
         let acked = result.is_ok_and(|m| wire::decode::<PagesAck>(&m.payload).is_ok());
         if !acked {
             return self.fail(request, AbortReason::TransferFailed, out);
         }
         let Some(work) = self.work.remove(&request) else { return };
-        let Stage::Acking { moved, computed } = work.stage else { return };
+        let Stage::Acking { moved, computed } = work.stage else {
+            return;
+        };
         let (attempt, permit) = (work.seed.attempt, work.seed.permit);
-        let done = SeedDone { request, attempt, permit, moved_pages: moved, computed_tokens: computed };
+        let done = SeedDone {
+            request,
+            attempt,
+            permit,
+            moved_pages: moved,
+            computed_tokens: computed,
+        };
         out.publish(work.seed.notify, &done);
     }
 
     fn heartbeat(&mut self, now: Micros, out: &mut Effects) {
         let subject = self.subjects.event(Kind::Prefill, self.config.worker.as_str());
-        out.publish(subject.as_str(), &Heartbeat {
-            worker: self.config.worker.clone(),
-            epoch: self.config.epoch,
-            running: self.work.len() as u32,
-            queued_tokens: self.queued_tokens(),
-            pool_pages: self.engine.pool_pages() as u32,
-            room_pages: 0,
-            draining: false,
-            pause_millis: 0,
-        });
+        out.publish(
+            subject.as_str(),
+            &Heartbeat {
+                worker: self.config.worker.clone(),
+                epoch: self.config.epoch,
+                running: self.work.len() as u32,
+                queued_tokens: self.queued_tokens(),
+                pool_pages: self.engine.pool_pages() as u32,
+                room_pages: 0,
+                draining: false,
+                pause_millis: 0,
+            },
+        );
         self.next_heartbeat = now.plus(HEARTBEAT);
     }
 
     fn queued_tokens(&self) -> u64 {
-        let waiting = self.queue.iter().filter_map(|r| self.work.get(r)).map(|w| w.seed.tokens.len() as u64);
+        let waiting = self
+            .queue
+            .iter()
+            .filter_map(|r| self.work.get(r))
+            .map(|w| w.seed.tokens.len() as u64);
         self.engine.queued_tokens() + waiting.sum::<u64>()
     }
 
@@ -299,6 +370,9 @@ impl<E: Engine> Role for Prefill<E> {
             Stage::Moving { until, .. } => (*until).min(w.deadline),
             _ => w.deadline,
         });
-        seeds.chain(self.engine.next_wakeup()).chain([self.next_heartbeat]).min()
+        seeds
+            .chain(self.engine.next_wakeup())
+            .chain([self.next_heartbeat])
+            .min()
     }
 }

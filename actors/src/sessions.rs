@@ -14,7 +14,8 @@ use pinion_schemas::messages::{
 use pinion_schemas::shard::shard_of;
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{
-    AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, PermitId, RejectReason, RequestId, SessionId, WorkerId,
+    AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, PermitId, RejectReason, RequestId, SessionId,
+    WorkerId,
 };
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -108,7 +109,10 @@ impl Sessions {
     /// The role of one control node; shards come by [`Local::Shard`].
     pub fn new(config: SessionsConfig) -> Self {
         let subjects = Subjects::new(&config.cluster);
-        let notify = subjects.worker(Kind::Router, &config.control, "notify").as_str().to_owned();
+        let notify = subjects
+            .worker(Kind::Router, &config.control, "notify")
+            .as_str()
+            .to_owned();
         Self {
             config,
             subjects,
@@ -145,7 +149,11 @@ impl Sessions {
     fn on_submit(&mut self, now: Micros, submit: Submit, message: &Message, out: &mut Effects) {
         let request = submit.request;
         let Some(epoch) = self.owned.get(&shard_of(&submit.session)).copied() else {
-            let failed = Failed { request, reason: AbortReason::Superseded, retry_after_millis: 100 };
+            let failed = Failed {
+                request,
+                reason: AbortReason::Superseded,
+                retry_after_millis: 100,
+            };
             return out.respond(message, &failed);
         };
         let session = submit.session.clone();
@@ -157,7 +165,14 @@ impl Sessions {
         });
         self.idle.remove(&(entry.last_used, session.clone()));
         entry.last_used = now;
-        out.respond(message, &Accepted { request, epoch, waiting: 0 });
+        out.respond(
+            message,
+            &Accepted {
+                request,
+                epoch,
+                waiting: 0,
+            },
+        );
         if self.turns.contains_key(&request) {
             return;
         }
@@ -165,18 +180,26 @@ impl Sessions {
         let chain = ChainHasher::new(self.config.page_tokens, &namespace).push(&submit.prompt);
         let deadline = now.plus(submit.time_left);
         let already_sent = submit.answer_so_far.len() as u32;
-        let turn = session::Turn { request, class: submit.class, deadline, already_sent };
-        let answer = submit.answer_so_far.clone();
-        self.turns.insert(request, Turn {
-            submit,
+        let turn = session::Turn {
+            request,
+            class: submit.class,
             deadline,
-            chain: Arc::new(chain),
-            answer,
-            prefill: Vec::new(),
-            bad_prefill: Vec::new(),
-            seeding_on: None,
-            permit: None,
-        });
+            already_sent,
+        };
+        let answer = submit.answer_so_far.clone();
+        self.turns.insert(
+            request,
+            Turn {
+                submit,
+                deadline,
+                chain: Arc::new(chain),
+                answer,
+                prefill: Vec::new(),
+                bad_prefill: Vec::new(),
+                seeding_on: None,
+                permit: None,
+            },
+        );
         self.event(now, &session, Some(request), "accepted", None, None, out);
         self.step(now, &session, Fact::Arrived(turn), out);
     }
@@ -184,13 +207,17 @@ impl Sessions {
     /// Drops the session that is idle longest when there are too many.
     fn make_room(&mut self) {
         while self.sessions.len() >= SESSIONS_MAX {
-            let Some(((_, session), ())) = self.idle.pop_first() else { return };
+            let Some(((_, session), ())) = self.idle.pop_first() else {
+                return;
+            };
             self.sessions.remove(&session);
         }
     }
 
     fn on_inspect(&self, message: &Message, out: &mut Effects) {
-        let Some(parsed) = pinion_schemas::subject::parse(&message.subject) else { return };
+        let Some(parsed) = pinion_schemas::subject::parse(&message.subject) else {
+            return;
+        };
         if parsed.kind == Kind::Router {
             #[derive(Serialize)]
             struct Node<'a> {
@@ -202,18 +229,39 @@ impl Sessions {
             // A list for people: the first thousand by name.
             let sessions = self.sessions.keys().take(1_000).collect();
             let (shards, running_turns) = (self.owned.len(), self.turns.len());
-            return out.respond_json(message, &Node { control: &self.config.control, shards, sessions, running_turns });
+            return out.respond_json(
+                message,
+                &Node {
+                    control: &self.config.control,
+                    shards,
+                    sessions,
+                    running_turns,
+                },
+            );
         }
         // Only the owner answers: others stay silent, so that the asker gets one answer.
-        let found = self.sessions.iter().find(|(id, _)| id.as_str() == parsed.id || id.token() == parsed.id);
+        let found = self
+            .sessions
+            .iter()
+            .find(|(id, _)| id.as_str() == parsed.id || id.token() == parsed.id);
         if let Some((session, entry)) = found {
             let (owner, turns, state) = (&self.config.control, entry.turns, entry.machine.view());
-            out.respond_json(message, &View { session, owner, turns, state });
+            out.respond_json(
+                message,
+                &View {
+                    session,
+                    owner,
+                    turns,
+                    state,
+                },
+            );
         }
     }
 
     fn fact(&mut self, now: Micros, request: RequestId, attempt: u32, fact: TurnFact, out: &mut Effects) {
-        let Some(session) = self.turns.get(&request).map(|t| t.submit.session.clone()) else { return };
+        let Some(session) = self.turns.get(&request).map(|t| t.submit.session.clone()) else {
+            return;
+        };
         self.step(now, &session, Fact::Turn { request, attempt, fact }, out);
     }
 
@@ -228,18 +276,47 @@ impl Sessions {
         if let Some(turn) = self.turns.get_mut(&permit.request) {
             turn.permit = Some((permit.epoch, permit.resident_pages));
         }
-        self.fact(now, permit.request, permit.attempt, TurnFact::Permit(permit.permit), out);
+        self.fact(
+            now,
+            permit.request,
+            permit.attempt,
+            TurnFact::Permit(permit.permit),
+            out,
+        );
     }
 
     fn on_reject(&mut self, now: Micros, reject: &Reject, worker: Option<&WorkerId>, out: &mut Effects) {
-        let Some(turn) = self.turns.get(&reject.request) else { return };
+        let Some(turn) = self.turns.get(&reject.request) else {
+            return;
+        };
         let session = turn.submit.session.clone();
         if let Some(worker) = worker {
             let what = Tried::Rejected(reject.pause_millis);
-            out.tell(ROUTER, Local::Outcome { session: session.clone(), worker: worker.clone(), what });
+            out.tell(
+                ROUTER,
+                Local::Outcome {
+                    session: session.clone(),
+                    worker: worker.clone(),
+                    what,
+                },
+            );
         }
-        self.event(now, &session, Some(reject.request), "rejected", worker, Some(reject.reason.label()), out);
-        self.fact(now, reject.request, reject.attempt, TurnFact::Rejected(reject.reason), out);
+        self.event(
+            now,
+            &session,
+            Some(reject.request),
+            "rejected",
+            worker,
+            Some(reject.reason.label()),
+            out,
+        );
+        self.fact(
+            now,
+            reject.request,
+            reject.attempt,
+            TurnFact::Rejected(reject.reason),
+            out,
+        );
     }
 
     fn on_leg_failed(&mut self, now: Micros, failed: &LegFailed, out: &mut Effects) {
@@ -248,16 +325,33 @@ impl Sessions {
                 turn.bad_prefill.push(prefill);
             }
         }
-        self.fact(now, failed.request, failed.attempt, TurnFact::LegFailed(failed.reason), out);
+        self.fact(
+            now,
+            failed.request,
+            failed.attempt,
+            TurnFact::LegFailed(failed.reason),
+            out,
+        );
     }
 
     fn on_completed(&mut self, now: Micros, done: Completed, out: &mut Effects) {
-        let commit = Commit { tokens: done.committed_tokens, tip: done.tip, answer: done.answer };
+        let commit = Commit {
+            tokens: done.committed_tokens,
+            tip: done.tip,
+            answer: done.answer,
+        };
         self.fact(now, done.request, done.attempt, TurnFact::Completed(commit), out);
     }
 
     fn on_reply(&mut self, now: Micros, token: u64, result: Result<Message, BusError>, out: &mut Effects) {
-        let Some(Pending { request, attempt, asked }) = self.pending.remove(&token) else { return };
+        let Some(Pending {
+            request,
+            attempt,
+            asked,
+        }) = self.pending.remove(&token)
+        else {
+            return;
+        };
         match (asked, result) {
             (Asked::Run { worker }, Ok(message)) => crate::dispatch!(message, {
                 Started(s) => self.on_started(now, &s, out),
@@ -269,7 +363,14 @@ impl Sessions {
                 let Some(turn) = self.turns.get(&request) else { return };
                 tracing::info!(%worker, %error, "decode worker not reached");
                 let session = turn.submit.session.clone();
-                out.tell(ROUTER, Local::Outcome { session, worker, what: Tried::Unreachable });
+                out.tell(
+                    ROUTER,
+                    Local::Outcome {
+                        session,
+                        worker,
+                        what: Tried::Unreachable,
+                    },
+                );
                 self.fact(now, request, attempt, TurnFact::LegFailed(AbortReason::DecodeLost), out);
             }
             (Asked::Seed { .. }, Ok(message)) => crate::dispatch!(message, {
@@ -279,14 +380,28 @@ impl Sessions {
             (Asked::Seed { worker }, Err(error)) => {
                 tracing::info!(%worker, %error, "prefill worker not reached");
                 let reason = AbortReason::PrefillLost;
-                self.on_leg_failed(now, &LegFailed { request, attempt, reason }, out);
+                self.on_leg_failed(
+                    now,
+                    &LegFailed {
+                        request,
+                        attempt,
+                        reason,
+                    },
+                    out,
+                );
             }
         }
     }
 
     fn on_local(&mut self, now: Micros, local: Local, out: &mut Effects) {
         match local {
-            Local::RouteAnswer(RouteAnswer { request, attempt, decode, prefill, .. }) => {
+            Local::RouteAnswer(RouteAnswer {
+                request,
+                attempt,
+                decode,
+                prefill,
+                ..
+            }) => {
                 if let Some(turn) = self.turns.get_mut(&request) {
                     turn.prefill = prefill;
                 }
@@ -312,13 +427,27 @@ impl Sessions {
         let running: Vec<(RequestId, SessionId, bool)> = self
             .turns
             .iter()
-            .map(|(request, t)| (*request, t.submit.session.clone(), t.seeding_on.as_ref() == Some(worker)))
+            .map(|(request, t)| {
+                (
+                    *request,
+                    t.submit.session.clone(),
+                    t.seeding_on.as_ref() == Some(worker),
+                )
+            })
             .collect();
         for (request, session, seeding) in running {
             if seeding {
                 let attempt = self.sessions.get(&session).and_then(|e| e.machine.attempt(request));
                 if let Some(attempt) = attempt {
-                    self.on_leg_failed(now, &LegFailed { request, attempt, reason: AbortReason::PrefillLost }, out);
+                    self.on_leg_failed(
+                        now,
+                        &LegFailed {
+                            request,
+                            attempt,
+                            reason: AbortReason::PrefillLost,
+                        },
+                        out,
+                    );
                 }
             } else {
                 self.step(now, &session, Fact::WorkerLost(worker.clone()), out);
@@ -327,7 +456,9 @@ impl Sessions {
     }
 
     fn step(&mut self, now: Micros, session: &SessionId, fact: Fact, out: &mut Effects) {
-        let Some(entry) = self.sessions.get_mut(session) else { return };
+        let Some(entry) = self.sessions.get_mut(session) else {
+            return;
+        };
         for action in entry.machine.step(now, fact) {
             self.perform(now, session, action, out);
         }
@@ -335,36 +466,87 @@ impl Sessions {
 
     fn perform(&mut self, now: Micros, session: &SessionId, action: Action, out: &mut Effects) {
         match action {
-            Action::Route { request, attempt, avoid } => {
+            Action::Route {
+                request,
+                attempt,
+                avoid,
+            } => {
                 let Some(turn) = self.turns.get(&request) else { return };
                 let pin = self.sessions.get(session).and_then(|e| e.machine.pin().cloned());
-                out.tell(ROUTER, Local::RouteAsk(RouteAsk {
-                    from: SESSIONS.to_owned(),
-                    session: session.clone(),
-                    request,
-                    attempt,
-                    pin,
-                    chain: turn.chain.clone(),
-                    context_tokens: turn.submit.prompt.len() as u64,
-                    avoid,
-                }));
+                out.tell(
+                    ROUTER,
+                    Local::RouteAsk(RouteAsk {
+                        from: SESSIONS.to_owned(),
+                        session: session.clone(),
+                        request,
+                        attempt,
+                        pin,
+                        chain: turn.chain.clone(),
+                        context_tokens: turn.submit.prompt.len() as u64,
+                        avoid,
+                    }),
+                );
             }
-            Action::AskRun { worker, request, attempt, fallback, already_sent } => {
-                self.ask_run(now, session, &worker, (request, attempt), fallback.is_none(), already_sent, out);
+            Action::AskRun {
+                worker,
+                request,
+                attempt,
+                fallback,
+                already_sent,
+            } => {
+                self.ask_run(
+                    now,
+                    session,
+                    &worker,
+                    (request, attempt),
+                    fallback.is_none(),
+                    already_sent,
+                    out,
+                );
             }
-            Action::Seed { worker, request, attempt, permit } => {
+            Action::Seed {
+                worker,
+                request,
+                attempt,
+                permit,
+            } => {
                 self.ask_seed(now, session, &worker, (request, attempt), permit, out);
             }
-            Action::Abort { worker, request, attempt, reason } => {
+            Action::Abort {
+                worker,
+                request,
+                attempt,
+                reason,
+            } => {
                 let epoch = self.epoch_of(session);
-                let abort = Abort { request, attempt, epoch, reason };
+                let abort = Abort {
+                    request,
+                    attempt,
+                    epoch,
+                    reason,
+                };
                 out.publish(self.subjects.worker(Kind::Decode, &worker, "abort").as_str(), &abort);
                 if let Some(prefill) = self.turns.get_mut(&request).and_then(|t| t.seeding_on.take()) {
                     out.publish(self.subjects.worker(Kind::Prefill, &prefill, "abort").as_str(), &abort);
                 }
                 let what = Tried::Ended;
-                out.tell(ROUTER, Local::Outcome { session: session.clone(), worker: worker.clone(), what });
-                self.event(now, session, Some(request), "aborted", Some(&worker), Some(reason.label()), out);
+                out.tell(
+                    ROUTER,
+                    Local::Outcome {
+                        session: session.clone(),
+                        worker: worker.clone(),
+                        what,
+                    },
+                );
+                self.event(
+                    now,
+                    session,
+                    Some(request),
+                    "aborted",
+                    Some(&worker),
+                    Some(reason.label()),
+                    out,
+                );
             }
             Action::Relay { request, tokens, .. } => {
                 // The client has them from the worker's own stream; here they are kept for a fail-over.
@@ -373,7 +555,15 @@ impl Sessions {
                 }
             }
             Action::Bind { to, reason, .. } => {
-                self.event(now, session, None, "bound", Some(&to), reason.map(pinion_schemas::MigrationReason::label), out);
+                self.event(
+                    now,
+                    session,
+                    None,
+                    "bound",
+                    Some(&to),
+                    reason.map(pinion_schemas::MigrationReason::label),
+                    out,
+                );
             }
             Action::Persist => self.persist(session, out),
             Action::Finish { request, outcome } => self.finish(now, session, request, outcome, out),
@@ -386,11 +576,19 @@ impl Sessions {
 
     #[expect(clippy::too_many_arguments, reason = "one message's worth of fields, used once")]
     fn ask_run(
-        &mut self, now: Micros, session: &SessionId, worker: &WorkerId, (request, attempt): (RequestId, u32), keep: bool,
-        already_sent: u32, out: &mut Effects,
+        &mut self,
+        now: Micros,
+        session: &SessionId,
+        worker: &WorkerId,
+        (request, attempt): (RequestId, u32),
+        keep: bool,
+        already_sent: u32,
+        out: &mut Effects,
     ) {
         let epoch = self.epoch_of(session);
-        let Some(entry) = self.sessions.get(session) else { return };
+        let Some(entry) = self.sessions.get(session) else {
+            return;
+        };
         let Some(turn) = self.turns.get(&request) else { return };
         let sent = &turn.answer[..turn.answer.len().min(already_sent as usize)];
         let run = Run {
@@ -414,19 +612,40 @@ impl Sessions {
         self.next_token += 1;
         if out.request(self.next_token, &subject, &run, ANSWER_PATIENCE) {
             let asked = Asked::Run { worker: worker.clone() };
-            self.pending.insert(self.next_token, Pending { request, attempt, asked });
-            out.tell(ROUTER, Local::Outcome { session: session.clone(), worker: worker.clone(), what: Tried::Assigned });
+            self.pending.insert(
+                self.next_token,
+                Pending {
+                    request,
+                    attempt,
+                    asked,
+                },
+            );
+            out.tell(
+                ROUTER,
+                Local::Outcome {
+                    session: session.clone(),
+                    worker: worker.clone(),
+                    what: Tried::Assigned,
+                },
+            );
         } else {
             self.fact(now, request, attempt, TurnFact::Rejected(RejectReason::NeverFits), out);
         }
     }
 
     fn ask_seed(
-        &mut self, now: Micros, session: &SessionId, worker: &WorkerId, (request, attempt): (RequestId, u32),
-        permit: PermitId, out: &mut Effects,
+        &mut self,
+        now: Micros,
+        session: &SessionId,
+        worker: &WorkerId,
+        (request, attempt): (RequestId, u32),
+        permit: PermitId,
+        out: &mut Effects,
     ) {
         let epoch = self.epoch_of(session);
-        let Some(turn) = self.turns.get_mut(&request) else { return };
+        let Some(turn) = self.turns.get_mut(&request) else {
+            return;
+        };
         let healthy = turn.prefill.iter().find(|p| !turn.bad_prefill.contains(p));
         // With every prefill worker tried, the first may be back; nothing is condemned for good.
         let Some(prefill) = healthy.or(turn.prefill.first()).cloned() else {
@@ -452,14 +671,25 @@ impl Sessions {
         let subject = self.subjects.worker(Kind::Prefill, &prefill, "seed");
         self.next_token += 1;
         if out.request(self.next_token, &subject, &seed, ANSWER_PATIENCE) {
-            let asked = Asked::Seed { worker: prefill.clone() };
-            self.pending.insert(self.next_token, Pending { request, attempt, asked });
+            let asked = Asked::Seed {
+                worker: prefill.clone(),
+            };
+            self.pending.insert(
+                self.next_token,
+                Pending {
+                    request,
+                    attempt,
+                    asked,
+                },
+            );
         }
         self.event(now, session, Some(request), "seeding", Some(&prefill), None, out);
     }
 
     fn finish(&mut self, now: Micros, session: &SessionId, request: RequestId, outcome: Outcome, out: &mut Effects) {
-        let Some(turn) = self.turns.remove(&request) else { return };
+        let Some(turn) = self.turns.remove(&request) else {
+            return;
+        };
         let (what, detail) = match outcome {
             Outcome::Completed(path) => ("completed", path.label()),
             Outcome::Cancelled => ("cancelled", AbortReason::ClientGone.label()),
@@ -473,7 +703,11 @@ impl Sessions {
             Outcome::Refused => Some(AbortReason::RetriesSpent),
         };
         if let Some(reason) = reason {
-            let failed = Failed { request, reason, retry_after_millis: RETRY_AFTER_MILLIS };
+            let failed = Failed {
+                request,
+                reason,
+                retry_after_millis: RETRY_AFTER_MILLIS,
+            };
             out.publish(turn.submit.stream, &failed);
         }
         if let Some(entry) = self.sessions.get_mut(session) {
@@ -481,28 +715,55 @@ impl Sessions {
             self.idle.insert((entry.last_used, session.clone()), ());
             if let (Outcome::Completed(path), Some(worker)) = (outcome, entry.machine.pin().cloned()) {
                 let what = Tried::Completed(path == pinion_schemas::Path::Direct);
-                out.tell(ROUTER, Local::Outcome { session: session.clone(), worker, what });
+                out.tell(
+                    ROUTER,
+                    Local::Outcome {
+                        session: session.clone(),
+                        worker,
+                        what,
+                    },
+                );
             }
         }
         self.event(now, session, Some(request), what, None, Some(detail), out);
     }
 
     fn persist(&self, session: &SessionId, out: &mut Effects) {
-        let Some(entry) = self.sessions.get(session) else { return };
+        let Some(entry) = self.sessions.get(session) else {
+            return;
+        };
         match serde_json::to_vec(&entry.machine.snapshot()) {
-            Ok(text) => out.0.push(Effect::Put(format!("session.{}", session.token()), Bytes::from(text))),
+            Ok(text) => out
+                .0
+                .push(Effect::Put(format!("session.{}", session.token()), Bytes::from(text))),
             Err(error) => tracing::error!(%error, "a snapshot cannot be written as JSON"),
         }
     }
 
     #[expect(clippy::too_many_arguments, reason = "the fields of one event")]
     fn event(
-        &self, now: Micros, session: &SessionId, request: Option<RequestId>, what: &str, worker: Option<&WorkerId>,
-        detail: Option<&str>, out: &mut Effects,
+        &self,
+        now: Micros,
+        session: &SessionId,
+        request: Option<RequestId>,
+        what: &str,
+        worker: Option<&WorkerId>,
+        detail: Option<&str>,
+        out: &mut Effects,
     ) {
         let subject = self.subjects.event(Kind::Session, &session.token());
         let request = request.map(|r| format!("{:032x}", r.0));
-        out.event(&subject, &Event { session, at_micros: now.0, request, what, worker, detail });
+        out.event(
+            &subject,
+            &Event {
+                session,
+                at_micros: now.0,
+                request,
+                what,
+                worker,
+                detail,
+            },
+        );
     }
 }
 
@@ -526,7 +787,12 @@ impl Role for Sessions {
                     .turns
                     .values()
                     .map(|t| &t.submit.session)
-                    .filter(|s| self.sessions.get(*s).and_then(|e| e.machine.next_deadline()).is_some_and(|at| at <= now))
+                    .filter(|s| {
+                        self.sessions
+                            .get(*s)
+                            .and_then(|e| e.machine.next_deadline())
+                            .is_some_and(|at| at <= now)
+                    })
                     .cloned()
                     .collect();
                 for session in due {
@@ -538,6 +804,9 @@ impl Role for Sessions {
 
     fn next_deadline(&self) -> Option<Micros> {
         let sessions = self.turns.values().map(|t| &t.submit.session);
-        sessions.filter_map(|s| self.sessions.get(s)).filter_map(|e| e.machine.next_deadline()).min()
+        sessions
+            .filter_map(|s| self.sessions.get(s))
+            .filter_map(|e| e.machine.next_deadline())
+            .min()
     }
 }

@@ -28,7 +28,10 @@ pub struct Directory(Arc<Mutex<HashMap<String, ActorRef<Envelope>>>>);
 
 impl Directory {
     fn insert(&self, name: String, actor: ActorRef<Envelope>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(name, actor);
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name, actor);
     }
     /// Tells an actor; one that is not there is not told.
     pub fn tell(&self, name: &str, local: Local) {
@@ -50,7 +53,11 @@ pub struct Envelope {
 
 impl Envelope {
     fn new(input: Input) -> Self {
-        Self { input, _slot: None, timer: None }
+        Self {
+            input,
+            _slot: None,
+            timer: None,
+        }
     }
     fn local(local: Local) -> Self {
         Self::new(Input::Local(local))
@@ -78,7 +85,11 @@ pub struct Context {
 impl Context {
     /// A context whose time starts now.
     pub fn new(bus: Arc<dyn Bus>) -> Self {
-        Self { bus, directory: Directory::default(), origin: Instant::now() }
+        Self {
+            bus,
+            directory: Directory::default(),
+            origin: Instant::now(),
+        }
     }
     /// Now.
     pub fn now(&self) -> Micros {
@@ -110,7 +121,9 @@ enum Outgoing {
 /// # Errors
 /// If the name is taken in this process.
 pub async fn spawn<R: Role>(
-    name: &str, role: R, context: Context,
+    name: &str,
+    role: R,
+    context: Context,
 ) -> Result<(ActorRef<Envelope>, JoinHandle<()>), ractor::SpawnErr> {
     let (actor, handle) = Actor::spawn(None, Shell(std::marker::PhantomData), (role, context.clone())).await?;
     context.directory.insert(name.to_owned(), actor.clone());
@@ -123,7 +136,9 @@ impl<R: Role> Actor for Shell<R> {
     type Arguments = (R, Context);
 
     async fn pre_start(
-        &self, myself: ActorRef<Envelope>, (role, context): Self::Arguments,
+        &self,
+        myself: ActorRef<Envelope>,
+        (role, context): Self::Arguments,
     ) -> Result<State<R>, ActorProcessingErr> {
         let (outbox, waiting) = mpsc::channel(OUTBOX_MAX);
         let writer = tokio::spawn(write(context.bus.clone(), waiting));
@@ -154,7 +169,10 @@ impl<R: Role> Actor for Shell<R> {
     }
 
     async fn handle(
-        &self, myself: ActorRef<Envelope>, envelope: Envelope, state: &mut State<R>,
+        &self,
+        myself: ActorRef<Envelope>,
+        envelope: Envelope,
+        state: &mut State<R>,
     ) -> Result<(), ActorProcessingErr> {
         if envelope.timer.is_some_and(|g| g != state.generation) {
             return Ok(());
@@ -188,7 +206,12 @@ impl<R: Role> State<R> {
         match effect {
             Effect::Publish(subject, payload) => self.send(Outgoing::Publish(subject, payload)),
             Effect::Respond(to, payload) => self.send(Outgoing::Respond(to, payload)),
-            Effect::Request { token, subject, payload, deadline } => {
+            Effect::Request {
+                token,
+                subject,
+                payload,
+                deadline,
+            } => {
                 let (bus, myself) = (self.context.bus.clone(), myself.clone());
                 tokio::spawn(async move {
                     let result = bus.request(&subject, Headers::new(), payload, deadline).await;
@@ -196,7 +219,12 @@ impl<R: Role> State<R> {
                 });
             }
             Effect::Subscribe(pattern) => {
-                let task = tokio::spawn(listen(self.context.bus.clone(), pattern.clone(), self.inbox.clone(), myself.clone()));
+                let task = tokio::spawn(listen(
+                    self.context.bus.clone(),
+                    pattern.clone(),
+                    self.inbox.clone(),
+                    myself.clone(),
+                ));
                 if let Some(old) = self.subscriptions.insert(pattern, task) {
                     old.abort();
                 }
@@ -222,7 +250,10 @@ impl<R: Role> State<R> {
         if self.outbox.try_send(outgoing).is_err() {
             self.dropped += 1;
             if self.dropped.is_power_of_two() {
-                tracing::warn!(dropped = self.dropped, "the bus takes messages too slowly: newest dropped");
+                tracing::warn!(
+                    dropped = self.dropped,
+                    "the bus takes messages too slowly: newest dropped"
+                );
             }
         }
     }
@@ -256,7 +287,11 @@ impl<R: Role> State<R> {
         let at = (self.context.origin + Duration::from_micros(due.0)).max(Instant::now() + Duration::from_micros(1));
         let task = tokio::spawn(async move {
             tokio::time::sleep_until(at).await;
-            let _ = myself.cast(Envelope { input: Input::Tick, _slot: None, timer: Some(generation) });
+            let _ = myself.cast(Envelope {
+                input: Input::Tick,
+                _slot: None,
+                timer: Some(generation),
+            });
         });
         self.timer = Some((due, task));
     }
@@ -294,8 +329,14 @@ async fn listen(bus: Arc<dyn Bus>, pattern: String, inbox: Arc<Semaphore>, to: A
 
 async fn forward(mut subscription: pinion_bus::Subscription, inbox: Arc<Semaphore>, to: ActorRef<Envelope>) {
     while let Some(message) = subscription.next().await {
-        let Ok(slot) = inbox.clone().acquire_owned().await else { return };
-        let envelope = Envelope { input: Input::Message(message), _slot: Some(slot), timer: None };
+        let Ok(slot) = inbox.clone().acquire_owned().await else {
+            return;
+        };
+        let envelope = Envelope {
+            input: Input::Message(message),
+            _slot: Some(slot),
+            timer: None,
+        };
         if to.cast(envelope).is_err() {
             return;
         }

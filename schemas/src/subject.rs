@@ -96,6 +96,10 @@ impl Subjects {
     pub fn event(&self, topic: Kind, id: &str) -> Subject {
         Subject(format!("{}.event.{}.{id}", self.prefix, topic.token()))
     }
+    /// `pinion.<cluster>.event.<kind>.*`, the events of all of a kind.
+    pub fn all_events_of(&self, topic: Kind) -> Subject {
+        Subject(format!("{}.event.{}.*", self.prefix, topic.token()))
+    }
     /// `pinion.<cluster>.event.>`, everything observers can see.
     pub fn all_events(&self) -> Subject {
         Subject(format!("{}.event.>", self.prefix))

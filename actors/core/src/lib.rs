@@ -5,6 +5,7 @@
 //! [`dispatch`] is Algorithm 3; [`session`] tells what happens to a turn.
 
 pub mod admit;
+pub mod dispatch;
 pub mod peer;
 pub mod permits;
 pub mod pressure;

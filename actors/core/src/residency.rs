@@ -70,7 +70,7 @@ pub struct WorkerView {
     pub epoch: Epoch,
     /// Number of its last event that is contained; 0 before the first.
     pub sequence: u64,
-    /// Pages it holds.
+    /// Pages it holds; too many by those that were forgotten for all because [`SETS_MAX`] was reached.
     pub pages: u64,
 }
 
@@ -86,9 +86,8 @@ struct Key([u64; 2]);
 
 impl Key {
     fn of(page: &PageHash) -> Self {
-        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, p, ..] = page.0;
-        let words = [[a, b, c, d, e, f, g, h], [i, j, k, l, m, n, o, p]];
-        Self(words.map(u64::from_le_bytes))
+        let wide = u128::from_le_bytes(std::array::from_fn(|i| page.0[i]));
+        Self([wide as u64, (wide >> 64) as u64])
     }
 }
 

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// How workers are ordered inside a tier.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

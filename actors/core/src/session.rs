@@ -315,7 +315,10 @@ impl Session {
 
     /// Number of the attempt that `request` is in, while it is the running turn.
     pub fn attempt(&self, request: RequestId) -> Option<u32> {
-        self.active.as_ref().filter(|a| a.turn.request == request).map(|a| a.attempt)
+        self.active
+            .as_ref()
+            .filter(|a| a.turn.request == request)
+            .map(|a| a.attempt)
     }
 
     /// What the next owner needs: written after each commit.

@@ -276,7 +276,7 @@ async fn stream(response: Response, begin: Instant, answer: &mut Answer) -> Resu
             }
         });
         result?;
-        pushed.map_err(|_| Failure::new(Reason::BadChunk, "event longer than 16 MiB".to_owned()))?;
+        pushed.map_err(|_| Failure::new(Reason::BadChunk, "event longer than 16 MiB"))?;
         if answer.done && answer.latency.is_zero() {
             answer.latency = elapsed;
         }
@@ -329,7 +329,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
-        text += &format!(": {error}");
+        text.push_str(": ");
+        text.push_str(&error.to_string());
         cause = error.source();
     }
     text

@@ -120,7 +120,7 @@ impl ReplayOptions {
             max_turns: None,
             concurrency: 64,
             common_head: false,
-            request_timeout: Duration::from_secs(600),
+            request_timeout: Duration::from_mins(10),
             max_output_tokens: None,
             session_prefix: String::new(),
             seed: 0,
@@ -278,16 +278,14 @@ async fn play(shared: Arc<Shared>, place: usize, planned: Planned, records: mpsc
     let mut prompts = Prompts::new(session, options);
     let mut answer = Vec::new();
     for (index, turn) in session.turns.iter().enumerate().take(planned.turns) {
-        let due = Instant::now()
-            + if index == 0 {
-                Duration::ZERO
-            } else {
-                pacing::pause(turn, options)
-            };
+        let pause = pacing::pause(turn, options);
+        let ended = Instant::now();
         // Made during the pause, so that it does not add to it.
         let Made { carried, reset } = prompts.make(index, &answer);
         let requested = pacing::output_tokens(turn, options);
-        tokio::time::sleep_until(due).await;
+        if index > 0 {
+            tokio::time::sleep(pause.saturating_sub(ended.elapsed())).await;
+        }
         let at = shared.begin.elapsed();
         let got = shared
             .client

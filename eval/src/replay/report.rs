@@ -270,7 +270,7 @@ impl Summary {
             *failures.entry(failure.reason.to_string()).or_insert(0) += 1;
             examples
                 .entry(failure.reason.to_string())
-                .or_insert_with(|| format!("{} turn {}: {}", record.session, record.turn, failure.detail));
+                .or_insert_with(|| format!("{} ({} turn {})", failure.detail, record.session, record.turn));
         }
         let output_tokens = records.iter().map(|r| r.output as u64).sum();
         let sessions: std::collections::BTreeSet<&str> = records.iter().map(|r| r.session.as_str()).collect();

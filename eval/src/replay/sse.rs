@@ -115,7 +115,7 @@ mod tests {
             let mut text = String::new();
             for (lines, end) in events.iter().zip(&ends) {
                 for line in lines {
-                    text += &format!("data: {line}{end}: ping{end}");
+                    text.extend(["data: ", line, end, ": ping", end]);
                 }
                 text += end;
             }

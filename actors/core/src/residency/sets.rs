@@ -47,7 +47,7 @@ pub(super) type SetId = u32;
 pub(super) struct Sets {
     max: usize,
     /// By name: the set, and the pages that have it.
-    sets: Vec<(Holders, u32)>,
+    by_id: Vec<(Holders, u32)>,
     free: Vec<SetId>,
     names: BTreeMap<Holders, SetId>,
 }
@@ -56,7 +56,7 @@ impl Sets {
     pub(super) fn new(max: usize) -> Self {
         Self {
             max,
-            sets: Vec::new(),
+            by_id: Vec::new(),
             free: Vec::new(),
             names: BTreeMap::new(),
         }
@@ -68,30 +68,30 @@ impl Sets {
     }
 
     pub(super) fn get(&self, id: SetId) -> Holders {
-        self.sets[id as usize].0
+        self.by_id[id as usize].0
     }
 
     /// One more page has `holders`; none if that would be one distinct set too many.
     pub(super) fn intern(&mut self, holders: Holders) -> Option<SetId> {
         if let Some(&id) = self.names.get(&holders) {
-            self.sets[id as usize].1 += 1;
+            self.by_id[id as usize].1 += 1;
             return Some(id);
         }
         if self.names.len() >= self.max {
             return None;
         }
         let id = self.free.pop().unwrap_or_else(|| {
-            self.sets.push((Holders::NONE, 0));
-            (self.sets.len() - 1) as SetId
+            self.by_id.push((Holders::NONE, 0));
+            (self.by_id.len() - 1) as SetId
         });
-        self.sets[id as usize] = (holders, 1);
+        self.by_id[id as usize] = (holders, 1);
         self.names.insert(holders, id);
         Some(id)
     }
 
     /// One page fewer has the set.
     pub(super) fn release(&mut self, id: SetId) {
-        let (holders, pages) = &mut self.sets[id as usize];
+        let (holders, pages) = &mut self.by_id[id as usize];
         *pages -= 1;
         if *pages == 0 {
             self.names.remove(holders);

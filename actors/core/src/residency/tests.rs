@@ -113,6 +113,12 @@ fn measure() {
     );
 }
 
+fn leaves(model: &mut BTreeMap<PageHash, BTreeSet<WorkerId>>, worker: &WorkerId) {
+    for holders in model.values_mut() {
+        holders.remove(worker);
+    }
+}
+
 /// What a worker may do, keeping leaf-first eviction: hold the first `n` pages of chain `c`.
 #[derive(Debug, Clone)]
 enum Op {
@@ -162,7 +168,7 @@ proptest! {
                     let (epoch, sequence) = clock.entry(w).or_insert((E, 0));
                     *sequence += 5;
                     let pages: Vec<_> = held.into_iter().flat_map(|(c, n)| chain(c, n)).collect();
-                    model.values_mut().for_each(|h| { h.remove(&worker); });
+                    leaves(&mut model, &worker);
                     for p in &pages {
                         model.entry(*p).or_default().insert(worker.clone());
                     }
@@ -171,12 +177,12 @@ proptest! {
                 Op::Restart(w) => {
                     let (epoch, sequence) = clock.entry(w).or_insert((E, 0));
                     (*epoch, *sequence) = (epoch.next(), 1);
-                    model.values_mut().for_each(|h| { h.remove(&id(w)); });
+                    leaves(&mut model, &id(w));
                     prop_assert_eq!(index.stored(&id(w), *epoch, 1, &[]), Applied::Ok);
                 }
                 Op::Forget(w) => {
                     clock.remove(&w);
-                    model.values_mut().for_each(|h| { h.remove(&id(w)); });
+                    leaves(&mut model, &id(w));
                     index.forget(&id(w));
                 }
             }

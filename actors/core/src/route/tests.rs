@@ -5,7 +5,7 @@ fn id(n: usize) -> WorkerId {
     WorkerId::new(format!("d{n}")).unwrap()
 }
 
-fn idle(n: usize) -> Candidate {
+pub(crate) fn idle(n: usize) -> Candidate {
     Candidate {
         worker: id(n),
         overlap_pages: 0,
@@ -258,7 +258,7 @@ fn a_pause_sends_a_worker_behind_unless_it_is_the_pin_and_holds_most() {
     let paused = |overlap| {
         fleet(2, |i, c| {
             if i == 0 {
-                (c.overlap_pages, c.paused_until) = (overlap, until)
+                (c.overlap_pages, c.paused_until) = (overlap, until);
             }
         })
     };

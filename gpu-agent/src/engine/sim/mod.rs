@@ -2,6 +2,7 @@
 //! cost model ([`cost`]) and deterministic text ([`text`]). Synchronous and pure: time is passed in, and the same calls give
 //! the same outputs to the byte.
 
+mod adapter;
 pub mod batch;
 pub mod cost;
 pub mod text;

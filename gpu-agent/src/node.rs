@@ -1,0 +1,54 @@
+//! A node: hosts the decode and prefill actors of its engines.
+
+use crate::engine::sim::{SimConfig, SimEngine};
+use pinion_actors::decode::{Decode, DecodeConfig};
+use pinion_actors::prefill::{Prefill, PrefillConfig};
+use pinion_actors::shell::{self, Context, Envelope};
+use pinion_schemas::limits::DIRECT_APPEND_TOKENS_MAX;
+use pinion_schemas::{ClusterId, Epoch, WorkerId};
+use ractor::ActorRef;
+
+/// What a worker does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkerRole {
+    /// Prefills for others.
+    Prefill,
+    /// Decodes, and runs short appends itself.
+    Decode,
+}
+
+/// Starts a worker with a simulated engine. `epoch` must be higher than that of any earlier process of that name.
+///
+/// # Errors
+/// If the actor does not start.
+pub async fn start_sim_worker(
+    cluster: ClusterId,
+    worker: WorkerId,
+    role: WorkerRole,
+    epoch: Epoch,
+    engine: SimConfig,
+    context: Context,
+) -> Result<ActorRef<Envelope>, ractor::SpawnErr> {
+    let engine = SimEngine::new(engine);
+    let name = worker.as_str().to_owned();
+    let (actor, _) = match role {
+        WorkerRole::Prefill => {
+            let config = PrefillConfig { cluster, worker, epoch };
+            shell::spawn(&name, Prefill::new(config, engine), context).await?
+        }
+        WorkerRole::Decode => {
+            let permits = pinion_core::permits::Config::default();
+            let direct_append_tokens_max = DIRECT_APPEND_TOKENS_MAX;
+            let config = DecodeConfig {
+                cluster,
+                worker,
+                epoch,
+                direct_append_tokens_max,
+                permits,
+            };
+            shell::spawn(&name, Decode::new(config, engine), context).await?
+        }
+    };
+    Ok(actor)
+}
