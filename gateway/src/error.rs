@@ -1,4 +1,4 @@
-//! What a client is told when it does not get its answer: OpenAI's shape, the field's name and what to do.
+//! What a client is told when it does not get its answer: `OpenAI`'s shape, the field's name and what to do.
 
 use std::fmt;
 
@@ -69,6 +69,11 @@ impl ApiError {
                 StatusCode::BAD_GATEWAY,
                 code,
                 "the engine refused or failed this request: another try may fail the same way",
+            ),
+            AbortReason::TooLong => Self::new(
+                StatusCode::BAD_REQUEST,
+                code,
+                "prompt and answer together do not fit any worker: shorten the prompt, or ask for fewer tokens",
             ),
             AbortReason::ClientGone => {
                 Self::new(StatusCode::BAD_GATEWAY, code, "the turn was cancelled: send it again")

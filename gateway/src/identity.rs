@@ -44,7 +44,11 @@ pub fn class(headers: &HeaderMap) -> Result<Class, ApiError> {
     };
     Class::ALL.iter().copied().find(|c| c.label() == word).ok_or_else(|| {
         let known: Vec<_> = Class::ALL.iter().map(|c| c.label()).collect();
-        ApiError::field(CLASS_HEADER, "invalid_class", format!("{word:?} is no class: use one of {known:?}"))
+        ApiError::field(
+            CLASS_HEADER,
+            "invalid_class",
+            format!("{word:?} is no class: use one of {known:?}"),
+        )
     })
 }
 
@@ -72,9 +76,8 @@ pub fn named(
     cache_key: Option<&str>,
     user_id: Option<&str>,
 ) -> Result<Option<SessionId>, ApiError> {
-    let check = |place: &str, id: &str| {
-        SessionId::new(id).map_err(|error| ApiError::field(place, "invalid_session_id", error))
-    };
+    let check =
+        |place: &str, id: &str| SessionId::new(id).map_err(|error| ApiError::field(place, "invalid_session_id", error));
     for name in SESSION_HEADERS {
         if let Some(id) = header(headers, name)? {
             return check(name, id).map(Some);
@@ -160,14 +163,23 @@ mod tests {
     #[test]
     fn the_order_of_names_is_fixed() {
         let mut headers = HeaderMap::new();
-        let named = |h: &HeaderMap| named(h, Some("key"), Some("user")).unwrap().unwrap().as_str().to_owned();
+        let named = |h: &HeaderMap| {
+            named(h, Some("key"), Some("user"))
+                .unwrap()
+                .unwrap()
+                .as_str()
+                .to_owned()
+        };
         assert_eq!(named(&headers), "key");
         for name in SESSION_HEADERS.iter().rev() {
             headers.insert(*name, name.parse().unwrap());
             assert_eq!(named(&headers), *name);
         }
         assert_eq!(
-            super::named(&HeaderMap::new(), None, Some("user")).unwrap().unwrap().as_str(),
+            super::named(&HeaderMap::new(), None, Some("user"))
+                .unwrap()
+                .unwrap()
+                .as_str(),
             "user"
         );
         assert_eq!(super::named(&HeaderMap::new(), None, None).unwrap(), None);

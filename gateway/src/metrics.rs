@@ -23,7 +23,11 @@ impl Histogram {
     /// Counts one value.
     pub fn observe(&self, value: Duration) {
         let seconds = value.as_secs_f64();
-        if let Some(count) = BUCKETS.iter().position(|b| seconds <= *b).and_then(|i| self.counts.get(i)) {
+        if let Some(count) = BUCKETS
+            .iter()
+            .position(|b| seconds <= *b)
+            .and_then(|i| self.counts.get(i))
+        {
             count.fetch_add(1, Ordering::Relaxed);
         }
         self.total.fetch_add(1, Ordering::Relaxed);
@@ -77,14 +81,27 @@ impl Metrics {
     pub fn text(&self) -> String {
         let mut out = String::with_capacity(4_096);
         let name = "pinion_gateway_requests_total";
-        let _ = writeln!(out, "# HELP {name} Requests by path and outcome.\n# TYPE {name} counter");
+        let _ = writeln!(
+            out,
+            "# HELP {name} Requests by path and outcome.\n# TYPE {name} counter"
+        );
         for ((path, outcome), count) in self.requests.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             let _ = writeln!(out, "{name}{{path=\"{path}\",outcome=\"{outcome}\"}} {count}");
         }
         for (name, kind, help, value) in [
             ("turns_running", "gauge", "Turns that run now.", &self.running),
-            ("resubmits_total", "counter", "Submits after the first of a turn.", &self.resubmits),
-            ("chunk_repeats_total", "counter", "Chunks that brought tokens twice.", &self.repeats),
+            (
+                "resubmits_total",
+                "counter",
+                "Submits after the first of a turn.",
+                &self.resubmits,
+            ),
+            (
+                "chunk_repeats_total",
+                "counter",
+                "Chunks that brought tokens twice.",
+                &self.repeats,
+            ),
             ("chunk_gaps_total", "counter", "Chunks behind a lost one.", &self.gaps),
         ] {
             let value = value.load(Ordering::Relaxed);
@@ -95,8 +112,11 @@ impl Metrics {
         }
         self.ttft
             .write("pinion_gateway_ttft_seconds", "Time to the first token.", &mut out);
-        self.latency
-            .write("pinion_gateway_latency_seconds", "Time to the end of a completed turn.", &mut out);
+        self.latency.write(
+            "pinion_gateway_latency_seconds",
+            "Time to the end of a completed turn.",
+            &mut out,
+        );
         out
     }
 }

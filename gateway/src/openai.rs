@@ -9,7 +9,7 @@ use std::fmt;
 use crate::error::ApiError;
 use crate::tokenizer::Spoken;
 
-/// What both endpoints share.
+/// What both endpoints share; it is read from the same body, beside the rest.
 #[derive(Debug, Default, Deserialize)]
 pub struct Common {
     /// Model name.
@@ -51,11 +51,8 @@ pub struct Metadata {
 /// Body of `/v1/chat/completions`.
 #[derive(Debug, Deserialize)]
 pub struct ChatBody {
-    /// What both endpoints share.
-    #[serde(skip)]
-    pub common: Common,
     /// The conversation.
-    pub messages: Vec<Message>,
+    pub messages: Option<Vec<Message>>,
     /// Tools on offer; the template shows them to the model.
     pub tools: Option<Vec<Value>>,
 }
@@ -92,11 +89,8 @@ pub struct Part {
 /// Body of `/v1/completions`.
 #[derive(Debug, Deserialize)]
 pub struct CompletionBody {
-    /// What both endpoints share.
-    #[serde(skip)]
-    pub common: Common,
     /// What to continue.
-    pub prompt: Prompt,
+    pub prompt: Option<Prompt>,
 }
 
 /// A text or token ids.
@@ -169,6 +163,15 @@ impl<'de> Deserialize<'de> for Prompt {
 /// # Errors
 /// 400 with the path of the field.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    if body.trim_ascii_start().first() == Some(&b'[') {
+        // serde would take an array for a struct, field by field.
+        let message = "the body is an array: send one JSON object";
+        return Err(ApiError::new(
+            axum::http::StatusCode::BAD_REQUEST,
+            "invalid_type",
+            message,
+        ));
+    }
     let mut json = serde_json::Deserializer::from_slice(body);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
@@ -196,17 +199,18 @@ impl ChatBody {
     /// # Errors
     /// 400 for an empty conversation and for parts that are no text.
     pub fn spoken(self) -> Result<Vec<Spoken>, ApiError> {
-        if self.messages.is_empty() {
+        let messages = self.messages.unwrap_or_default();
+        if messages.is_empty() {
             return Err(ApiError::field("messages", "empty", "give at least one message"));
         }
-        let mut spoken = Vec::with_capacity(self.messages.len() + 1);
+        let mut spoken = Vec::with_capacity(messages.len() + 1);
         if let Some(tools) = self.tools.filter(|tools| !tools.is_empty()) {
             spoken.push(Spoken {
                 role: "tools".to_owned(),
                 content: Value::Array(tools).to_string(),
             });
         }
-        for (index, message) in self.messages.into_iter().enumerate() {
+        for (index, message) in messages.into_iter().enumerate() {
             let mut content = match message.content {
                 None => String::new(),
                 Some(Content::Text(text)) => text,

@@ -21,7 +21,8 @@ pub trait Owners: Send + Sync {
     async fn refresh(&self, session: &SessionId) -> Result<(), BusError>;
 }
 
-/// One shard as last read. Its lock is held only to copy; `reading` makes a hundred stuck turns of one shard one read.
+/// One shard as last read. `known` is locked only to copy; `reading` holds when the last read began, and is locked while
+/// one goes on, so that a hundred stuck turns of one shard are two reads.
 #[derive(Default)]
 struct Shard {
     known: Mutex<Option<WorkerId>>,
@@ -69,10 +70,10 @@ impl Owners for LeaseOwners {
         };
         let asked = Instant::now();
         let mut read = shard.reading.lock().await;
-        if read.is_some_and(|at| at > asked) {
-            return Ok(()); // somebody read it while we waited
+        if read.is_some_and(|began| began > asked) {
+            return Ok(()); // somebody read it, or tried to, while we waited
         }
-        let began = Instant::now();
+        *read = Some(Instant::now());
         let entry = self.bus.kv_get(&lease_key(number)).await?;
         let owner = entry.and_then(|entry| {
             let owner = owner_of(&entry.value);
@@ -82,7 +83,6 @@ impl Owners for LeaseOwners {
             owner
         });
         *shard.known.lock().unwrap_or_else(PoisonError::into_inner) = owner;
-        *read = Some(began);
         Ok(())
     }
 }

@@ -77,7 +77,11 @@ impl Tokenizer for ByteTokenizer {
         let mut ids = Vec::with_capacity(text.len());
         let mut at = 0;
         while let Some(byte) = text.as_bytes().get(at) {
-            let mark = if *byte == b'<' { text.get(at..).and_then(|rest| self.mark(rest)) } else { None };
+            let mark = if *byte == b'<' {
+                text.get(at..).and_then(|rest| self.mark(rest))
+            } else {
+                None
+            };
             let (id, length) = mark.unwrap_or((u32::from(*byte), 1));
             ids.push(id);
             at += length;
@@ -211,7 +215,16 @@ mod tests {
         assert_eq!(t.encode("a<|1ff|>ü"), [97, 0x1ff, 0xc3, 0xbc]);
         assert_eq!(decode(&[97, 0x1ff, 0xc3, 0xbc, 0xff]), "a<|1ff|>ü<|ff|>");
         // No marks: not canonical, not in the vocabulary, not closed.
-        for text in ["<|01|>", "<|FF|>", "<||>", "<|ffffffff|>", "<|fffffffff|>", "<|ff", "<|ff|", "<|ü|>"] {
+        for text in [
+            "<|01|>",
+            "<|FF|>",
+            "<||>",
+            "<|ffffffff|>",
+            "<|fffffffff|>",
+            "<|ff",
+            "<|ff|",
+            "<|ü|>",
+        ] {
             assert_eq!(t.encode(text).len(), text.len(), "{text}");
         }
     }

@@ -6,13 +6,13 @@
 //!
 //! | link | ends as | then |
 //! |---|---|---|
+//! | find | found | submit with the answer so far; one that did not answer the last time is probed first |
 //! | submit | accepted | wait for quiet |
-//! | | refused | the turn ends with the reason; superseded: find the owner and rest |
-//! | | unreachable | find the owner and rest |
-//! | rest | rested | submit, with the answer so far |
-//! | wait for quiet | quiet for [`QUIET`] | probe the owner |
+//! | | refused | the turn ends with the reason; superseded: rest, find |
+//! | | unreachable | rest, find |
+//! | wait for quiet | quiet for [`QUIET`] | probe |
 //! | probe | alive | wait for quiet; in a long silence submit again, because the end may have been lost |
-//! | | another epoch, unreachable | find the owner and rest |
+//! | | another epoch, unreachable | rest, find |
 //!
 //! Submitting is idempotent: the same request id is the same turn. A turn dropped before its end is cancelled.
 
@@ -21,42 +21,21 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::http::StatusCode;
-use bytes::Bytes;
-use futures::FutureExt;
-use futures::future::BoxFuture;
-use pinion_bus::{Bus, BusError, Headers, Subscription};
-use pinion_schemas::messages::{Accepted, Cancel, Chunk, Completed, Failed, Probe, ProbeAck, Submit};
-use pinion_schemas::subject::{Kind, Subjects};
+use pinion_bus::Subscription;
+use pinion_schemas::messages::{Chunk, Completed, Failed, Submit};
+use pinion_schemas::trace_context::TraceContext;
 use pinion_schemas::wire::{self, Schema};
 use pinion_schemas::{AbortReason, Epoch, Micros, WorkerId};
 use tokio::time::{Instant, sleep_until};
 
 use crate::error::ApiError;
-use crate::metrics::Metrics;
-use crate::owners::Owners;
+pub use crate::link::Reach;
+use crate::link::{self, Link, Step};
 
 /// Silence after which the owner is asked whether it is there.
 pub const QUIET: Duration = Duration::from_secs(1);
-/// How long an owner may take to accept; accepting is only writing down.
-const SUBMIT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an owner may take to answer a probe.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(1);
 /// First silence after which a live owner gets the turn again; it doubles each time.
-const SILENCE: Duration = Duration::from_secs(4);
-/// Shortest and longest rest before the next submit, without jitter.
-const REST: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-
-/// What every turn needs.
-pub struct Reach {
-    /// The bus.
-    pub bus: Arc<dyn Bus>,
-    /// Names on it.
-    pub subjects: Subjects,
-    /// Who owns what.
-    pub owners: Arc<dyn Owners>,
-    /// What is counted.
-    pub metrics: Arc<Metrics>,
-}
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// What a turn has to say.
 #[derive(Debug)]
@@ -69,26 +48,19 @@ pub enum Event {
     Failed(ApiError),
 }
 
-/// How an action about the owner ended.
-enum Link {
-    Accepted(Epoch),
-    Refused(Failed),
-    Unreachable(String),
-    Impossible(ApiError),
-    Rested,
-    Quiet,
-    Alive(Epoch),
-}
-
 /// A turn on its way. Drop it before its end, and it is cancelled.
 pub struct Turn {
     reach: Arc<Reach>,
     /// What is submitted; its `answer_so_far` is what the client has.
     submit: Submit,
+    /// The trace it belongs to.
+    trace: TraceContext,
     stream: Subscription,
-    link: BoxFuture<'static, Link>,
+    link: Step,
     /// The owner asked last.
     owner: Option<WorkerId>,
+    /// Whether that one did not answer.
+    unanswered: bool,
     /// Epoch of the owner that accepted.
     accepted: Option<Epoch>,
     /// Epoch in the last probe's answer.
@@ -118,21 +90,28 @@ impl Turn {
     pub async fn open(
         reach: Arc<Reach>,
         mut submit: Submit,
+        trace: TraceContext,
         timeout: Duration,
         patience: Duration,
     ) -> Result<Self, ApiError> {
         let subject = reach.subjects.stream(submit.request);
         let stream = reach.bus.subscribe(subject.as_str(), None).await.map_err(|error| {
-            ApiError::unavailable("bus-down", format!("the message bus is not reachable ({error}): try again"), 1)
+            ApiError::unavailable(
+                "bus-down",
+                format!("the message bus is not reachable ({error}): try again"),
+                1,
+            )
         })?;
         subject.as_str().clone_into(&mut submit.stream);
         let now = Instant::now();
         Ok(Self {
             reach,
             submit,
+            trace,
             stream,
-            link: async { Link::Rested }.boxed(),
+            link: Box::pin(async { Link::Found }),
             owner: None,
+            unanswered: false,
             accepted: None,
             probed: None,
             attempt: 0,
@@ -174,7 +153,11 @@ impl Turn {
             return self.done(end);
         }
         loop {
-            let until = if self.accepted.is_some() { self.deadline } else { self.patience };
+            let until = if self.accepted.is_some() {
+                self.deadline
+            } else {
+                self.patience
+            };
             let event = tokio::select! {
                 biased;
                 message = self.stream.next() => match message {
@@ -241,7 +224,11 @@ impl Turn {
             }
             tracing::error!(request = %end.request, have, "the end of a turn contradicts its stream");
             let message = "the answer changed while it was sent: send the request again";
-            return Some(Event::Failed(ApiError::new(StatusCode::BAD_GATEWAY, "answer-changed", message)));
+            return Some(Event::Failed(ApiError::new(
+                StatusCode::BAD_GATEWAY,
+                "answer-changed",
+                message,
+            )));
         }
         match self.say(end.answer.get(have..).unwrap_or_default()) {
             None => Some(Event::Done(end)),
@@ -261,7 +248,10 @@ impl Turn {
             return None;
         }
         self.over = true;
-        Some(Event::Failed(ApiError::failed(failed.reason, failed.retry_after_millis)))
+        Some(Event::Failed(ApiError::failed(
+            failed.reason,
+            failed.retry_after_millis,
+        )))
     }
 
     /// Hands tokens out, once each, and never more than were asked for.
@@ -286,24 +276,21 @@ impl Turn {
                 }
                 self.fails = 0;
                 self.heard = Instant::now();
-                self.link = wait_for_quiet(self.heard);
+                self.link = link::wait_for_quiet(self.heard, QUIET);
             }
             Link::Refused(failed) => return self.on_failed(&failed),
-            Link::Unreachable(why) => self.look_again(&why),
-            Link::Impossible(error) => return Some(Event::Failed(error)),
-            Link::Rested => self.submit(),
-            Link::Quiet if self.heard.elapsed() < QUIET => self.link = wait_for_quiet(self.heard),
-            Link::Quiet => self.probe(),
-            Link::Alive(epoch) => {
-                if self.probed.replace(epoch).is_some_and(|before| before != epoch) {
-                    self.look_again("another epoch answers");
-                } else if self.heard.elapsed() >= self.silence {
-                    self.silence *= 2;
-                    self.submit();
-                } else {
-                    self.link = wait_for_quiet(Instant::now());
-                }
+            Link::Unreachable(why) => {
+                self.unanswered = true;
+                self.look_again(&why);
             }
+            Link::Impossible(error) => return Some(Event::Failed(error)),
+            Link::Found => self.found(),
+            Link::Quiet if self.heard.elapsed() < QUIET => self.link = link::wait_for_quiet(self.heard, QUIET),
+            Link::Quiet => match self.owner.clone() {
+                Some(owner) => self.probe(&owner),
+                None => self.look_again("nobody to probe"),
+            },
+            Link::Alive(epoch) => self.alive(epoch),
         }
         None
     }
@@ -315,86 +302,58 @@ impl Turn {
         self.accepted.get_or_insert_default();
     }
 
-    /// Gives the turn to the owner as known.
-    fn submit(&mut self) {
-        self.owner = self.reach.owners.owner(&self.submit.session);
-        let Some(owner) = self.owner.clone() else {
-            // Nobody is known: the first look, or no node holds the shard now.
-            self.look_again("no control node owns this session");
-            return;
-        };
+    fn found(&mut self) {
+        match self.reach.owners.owner(&self.submit.session) {
+            // The first look of all, or no node holds the shard now.
+            None => self.look_again("no control node owns this session"),
+            // It did not answer before: ask in few bytes, not with the whole prompt.
+            Some(owner) if self.unanswered && self.owner.as_ref() == Some(&owner) => self.probe(&owner),
+            Some(owner) => self.submit(owner),
+        }
+    }
+
+    fn alive(&mut self, epoch: Epoch) {
+        let restarted = self.probed.replace(epoch).is_some_and(|before| before != epoch);
+        let silent = self.heard.elapsed() >= self.silence;
+        match self.owner.clone() {
+            Some(owner) if self.unanswered || restarted || silent => {
+                if silent {
+                    self.silence *= 2;
+                }
+                self.submit(owner);
+            }
+            _ => self.link = link::wait_for_quiet(Instant::now(), QUIET),
+        }
+    }
+
+    fn submit(&mut self, owner: WorkerId) {
         self.submits += 1;
         if self.submits > 1 {
             self.reach.metrics.resubmits.fetch_add(1, Ordering::Relaxed);
         }
         let left = self.deadline.saturating_duration_since(Instant::now());
         self.submit.time_left = Micros(u64::try_from(left.as_micros()).unwrap_or(u64::MAX));
-        let subject = self.reach.subjects.worker(Kind::Router, &owner, "submit");
-        let encoded = wire::encode(&self.submit);
-        let bus = Arc::clone(&self.reach.bus);
-        self.link = async move {
-            let payload = match encoded {
-                Ok(payload) => Bytes::from(payload),
-                Err(error) => return Link::Impossible(too_large(&error.to_string())),
-            };
-            let asked = bus.request(subject.as_str(), Headers::new(), payload, SUBMIT_TIMEOUT.min(left));
-            match asked.await {
-                Ok(reply) => read_reply(&reply.payload),
-                Err(error @ BusError::TooLarge { .. }) => Link::Impossible(too_large(&error.to_string())),
-                Err(error) => Link::Unreachable(error.to_string()),
-            }
-        }
-        .boxed();
+        self.link = link::submit(&self.reach, &owner, &self.submit, self.trace, left);
+        self.owner = Some(owner);
+        self.unanswered = false;
     }
 
-    /// Finds the owner anew, rests with jitter, and submits. The first time ever there is nothing to rest from.
+    fn probe(&mut self, owner: &WorkerId) {
+        self.link = link::probe(&self.reach, owner, self.submit.request);
+    }
+
+    /// Rests and finds the owner anew. The first time of all there is nothing to rest from.
     fn look_again(&mut self, why: &str) {
-        let first = self.submits == 0 && self.fails == 0;
-        if !first {
-            tracing::debug!(request = %self.submit.request, why, "looking for the owner again");
-        }
-        let rest = if first { Duration::ZERO } else { self.rest() };
+        let request = self.submit.request;
+        let rest = if self.submits + self.fails == 0 {
+            Duration::ZERO
+        } else {
+            tracing::debug!(%request, why, "looking for the owner again");
+            link::rest(request, self.fails)
+        };
         self.fails += 1;
         self.probed = None;
-        let (reach, session) = (Arc::clone(&self.reach), self.submit.session.clone());
-        self.link = async move {
-            tokio::time::sleep(rest).await;
-            if let Err(error) = reach.owners.refresh(&session).await {
-                tracing::debug!(%error, "the owner could not be looked up");
-            }
-            Link::Rested
-        }
-        .boxed();
-    }
-
-    /// Doubling, between half and all of it by bits of the request's random id, so that turns do not march in step.
-    fn rest(&self) -> Duration {
-        let whole = REST.0.saturating_mul(1 << self.fails.min(10)).min(REST.1);
-        let bits = (self.submit.request.0 >> (self.fails % 8 * 8)) as u8;
-        whole / 2 + whole / 2 * u32::from(bits) / 255
-    }
-
-    fn probe(&mut self) {
-        let Some(owner) = &self.owner else {
-            self.look_again("nobody to probe");
-            return;
-        };
-        let subject = self.reach.subjects.worker(Kind::Router, owner, "probe");
-        let probe = Probe {
-            nonce: self.submit.request.0 as u64,
-        };
-        let encoded = wire::encode(&probe);
-        let bus = Arc::clone(&self.reach.bus);
-        self.link = async move {
-            let payload = Bytes::from(encoded.unwrap_or_default());
-            let asked = bus.request(subject.as_str(), Headers::new(), payload, PROBE_TIMEOUT);
-            match asked.await.map(|reply| wire::decode::<ProbeAck>(&reply.payload)) {
-                Ok(Ok(ack)) => Link::Alive(ack.epoch),
-                Ok(Err(error)) => Link::Unreachable(error.to_string()),
-                Err(error) => Link::Unreachable(error.to_string()),
-            }
-        }
-        .boxed();
+        self.link = link::find(Arc::clone(&self.reach), self.submit.session.clone(), rest);
     }
 
     // ---- the end ----
@@ -413,46 +372,10 @@ impl Turn {
 }
 
 impl Drop for Turn {
-    /// The client has gone, or the deadline has passed: say so at once. If the owner does not hear it, its own
-    /// deadline ends the turn.
+    /// The client has gone, or the deadline has passed.
     fn drop(&mut self) {
-        let (false, Some(owner)) = (self.over, self.owner.clone()) else {
-            return;
-        };
-        let cancel = Cancel {
-            request: self.submit.request,
-            session: self.submit.session.clone(),
-        };
-        let subject = self.reach.subjects.worker(Kind::Router, &owner, "cancel");
-        let bus = Arc::clone(&self.reach.bus);
-        if let (Ok(payload), Ok(runtime)) = (wire::encode(&cancel), tokio::runtime::Handle::try_current()) {
-            runtime.spawn(async move {
-                if let Err(error) = bus.publish(subject.as_str(), Headers::new(), payload.into()).await {
-                    tracing::warn!(%error, "a cancel was not sent");
-                }
-            });
+        if let (false, Some(owner)) = (self.over, &self.owner) {
+            link::cancel(&self.reach, owner, &self.submit);
         }
     }
-}
-
-fn read_reply(payload: &[u8]) -> Link {
-    if wire::schema_of(payload) == Some(Failed::ID) {
-        return match wire::decode::<Failed>(payload) {
-            Ok(failed) => Link::Refused(failed),
-            Err(error) => Link::Unreachable(error.to_string()),
-        };
-    }
-    match wire::decode::<Accepted>(payload) {
-        Ok(accepted) => Link::Accepted(accepted.epoch),
-        Err(error) => Link::Unreachable(error.to_string()),
-    }
-}
-
-fn wait_for_quiet(since: Instant) -> BoxFuture<'static, Link> {
-    sleep_until(since + QUIET).map(|()| Link::Quiet).boxed()
-}
-
-fn too_large(why: &str) -> ApiError {
-    let message = format!("the prompt does not fit one message ({why}): shorten it");
-    ApiError::new(StatusCode::BAD_REQUEST, "context_length_exceeded", message)
 }

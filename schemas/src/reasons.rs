@@ -65,7 +65,7 @@ labelled!(
         NoSpace = "no-space",
         /// Asked to run directly, but the prefix is not here.
         NotResident = "not-resident",
-        /// The append is longer than τ_append; it wants a seed.
+        /// The append is longer than `τ_append`; it wants a seed.
         AppendTooLong = "append-too-long",
         /// The permit queue of the class is full.
         QueueFull = "queue-full",

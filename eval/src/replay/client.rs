@@ -23,6 +23,14 @@ struct Body<'a> {
     prompt: &'a [u32],
     max_tokens: u32,
     stream: bool,
+    stream_options: StreamOptions,
+    /// vLLM's name, which the gateway takes too: ids under `choices[0].token_ids`.
+    return_token_ids: bool,
+}
+
+#[derive(Serialize)]
+struct StreamOptions {
+    include_usage: bool,
 }
 
 #[derive(Deserialize)]
@@ -36,6 +44,7 @@ struct Chunk {
 
 #[derive(Deserialize)]
 struct Choice {
+    token_ids: Option<Vec<u32>>,
     finish_reason: Option<String>,
 }
 
@@ -88,11 +97,14 @@ impl Answer {
         if let Some(error) = chunk.error.filter(|e| !e.is_null()) {
             return Err(Failure::new(Reason::ServerError, message_of(&error)));
         }
+        let mut ids = None;
+        if let Some(choice) = chunk.choices.into_iter().next() {
+            ids = choice.token_ids;
+            self.finish_reason = choice.finish_reason.or(self.finish_reason.take());
+        }
         if let Some(extension) = chunk.pinion {
-            if !extension.tokens.is_empty() {
-                self.ttft.get_or_insert(elapsed);
-                self.tokens.extend(extension.tokens);
-            }
+            // A server that sends the ids at both places sends them once.
+            ids = ids.or(Some(extension.tokens));
             self.path = extension.path.or(self.path);
             self.cached_tokens = extension.cached_tokens.or(self.cached_tokens);
             self.request = match extension.request {
@@ -104,8 +116,9 @@ impl Answer {
         if let Some(usage) = chunk.usage {
             self.usage = Some((usage.prompt_tokens, usage.completion_tokens));
         }
-        if let Some(reason) = chunk.choices.into_iter().next().and_then(|c| c.finish_reason) {
-            self.finish_reason = Some(reason);
+        if let Some(ids) = ids.filter(|ids| !ids.is_empty()) {
+            self.ttft.get_or_insert(elapsed);
+            self.tokens.extend(ids);
         }
         Ok(())
     }
@@ -129,7 +142,7 @@ impl Answer {
         }
         if got < wanted as usize && !early {
             let finish = self.finish_reason.as_deref().unwrap_or("none");
-            let hint = if got == 0 { " (are there pinion.tokens?)" } else { "" };
+            let hint = if got == 0 { " (are there token_ids?)" } else { "" };
             return fail(
                 Reason::ShortStream,
                 format!("{got} of {wanted} tokens, finish reason {finish}{hint}"),
@@ -177,6 +190,8 @@ impl Client {
             prompt,
             max_tokens,
             stream: true,
+            stream_options: StreamOptions { include_usage: true },
+            return_token_ids: true,
         };
         let body = match serde_json::to_vec(&body) {
             Ok(body) => Bytes::from(body),

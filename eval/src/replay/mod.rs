@@ -27,8 +27,9 @@
 //! # What counts
 //!
 //! The clock of a turn starts when its first request is sent, with the body ready, and includes retries. A turn that
-//! yields other than the asked number of tokens fails, unless the server finished with `stop`. Nothing is tried again
-//! but a 429 or 503 with `Retry-After`, 3 times at most and within the request timeout.
+//! yields other than the asked number of tokens fails, unless the server finished with `stop`, which is counted apart.
+//! Token ids are taken from `choices[0].token_ids` (asked for with vLLM's `return_token_ids`), else from `pinion.tokens`;
+//! a server that sends neither cannot be replayed against. Nothing is tried again but a 429 or 503 with `Retry-After`, 3 times at most and within the request timeout.
 
 mod client;
 mod pacing;

@@ -223,6 +223,8 @@ pub struct Summary {
     pub failures: BTreeMap<String, usize>,
     /// The first failure of each reason, in words, with its session and turn.
     pub examples: BTreeMap<String, String>,
+    /// Turns that did not fail but got fewer tokens than asked for, as the server finished with `stop`.
+    pub stopped_early: usize,
     /// Requests sent again after 429 or 503.
     pub retries: u64,
     /// Prompts that started anew inside a session.
@@ -280,6 +282,7 @@ impl Summary {
             failed: failures.values().sum(),
             failures,
             examples,
+            stopped_early: good().filter(|r| r.output < r.requested as usize).count(),
             retries: records.iter().map(|r| u64::from(r.retries)).sum(),
             resets: records.iter().filter(|r| r.reset).count(),
             wall_s,
@@ -310,8 +313,8 @@ impl Summary {
     fn table(&self, t: &mut String) -> fmt::Result {
         writeln!(
             t,
-            "{} sessions, {} turns, {} failed, {} retries, {} prefix resets",
-            self.sessions, self.turns, self.failed, self.retries, self.resets
+            "{} sessions, {} turns, {} failed, {} stopped early\n{} retries, {} prompts that started anew",
+            self.sessions, self.turns, self.failed, self.stopped_early, self.retries, self.resets
         )?;
         let rate = self.output_tokens_per_s.unwrap_or(0.0);
         writeln!(

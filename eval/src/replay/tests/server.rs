@@ -117,7 +117,14 @@ async fn connection(mut stream: TcpStream, script: &(dyn Fn(usize, &str) -> Repl
         piece(&mut stream, ": hello\n\n").await;
         for i in 0..count {
             let ids = [answer_token(&seen.prompt, i)];
-            let chunk = json!({"choices": [{"text": "x", "finish_reason": null}], "pinion": {"tokens": ids}});
+            // Both places in turn, and once both at once.
+            let mut chunk = json!({"choices": [{"text": "x", "finish_reason": null}]});
+            if i != 1 {
+                chunk["choices"][0]["token_ids"] = json!(ids);
+            }
+            if i != 0 {
+                chunk["pinion"] = json!({"tokens": ids});
+            }
             event(&mut stream, &chunk).await;
         }
         match reply {

@@ -1,0 +1,118 @@
+//! `pinion replay`.
+
+use crate::config::Config;
+use anyhow::{Context as _, bail};
+use clap::Args;
+use pinion_eval::replay::{PromptMode, ReplayOptions, bar, replay, write_jsonl};
+use pinion_eval::trace::tokens::Vocab;
+use pinion_eval::trace::{Format, detect, read};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Arguments of `replay`.
+#[derive(Args)]
+pub struct ReplayArgs {
+    /// The trace: Claude Code sessions, Mooncake, the prototype's format, or Azure CSV; told by its first line.
+    trace: PathBuf,
+    /// The gateway. Default: the one of the configuration.
+    #[arg(long)]
+    url: Option<String>,
+    /// Longest pause before a turn, in seconds.
+    #[arg(long, default_value_t = 10.0)]
+    max_think: f64,
+    /// Run so many times faster than recorded.
+    #[arg(long, default_value_t = 1.0)]
+    time_scale: f64,
+    /// Only the first sessions.
+    #[arg(long)]
+    sessions: Option<usize>,
+    /// Only the first turns of each session.
+    #[arg(long)]
+    max_turns: Option<usize>,
+    /// Sessions at a time.
+    #[arg(long, default_value_t = 64)]
+    concurrency: usize,
+    /// Mean seconds between starts of sessions, for traces without arrivals.
+    #[arg(long, default_value_t = 0.0)]
+    arrival_gap: f64,
+    /// Most tokens to generate in a turn.
+    #[arg(long)]
+    max_output: Option<u32>,
+    /// Send the trace's own blocks instead of continuing the real answers.
+    #[arg(long)]
+    exact_blocks: bool,
+    /// Stop at the first broken line of the trace.
+    #[arg(long)]
+    strict: bool,
+    /// Write one JSON object a turn to this file.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Print the summary as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(name: &str, value: f64) -> anyhow::Result<Duration> {
+    Duration::try_from_secs_f64(value)
+        .with_context(|| format!("--{name} {value} is no time span: give seconds, 0 or more"))
+}
+
+/// Replays, prints, and says by the exit code whether turns failed.
+pub fn run(config: &Config, arguments: ReplayArgs) -> anyhow::Result<ExitCode> {
+    let path = &arguments.trace;
+    let open = || {
+        File::open(path)
+            .map(BufReader::new)
+            .with_context(|| format!("cannot read {}", path.display()))
+    };
+    let mut first = String::new();
+    open()?
+        .read_line(&mut first)
+        .with_context(|| format!("{} is not text", path.display()))?;
+    let Some(format): Option<Format> = detect(&first) else {
+        bail!("{}: the first line is of no known trace format", path.display());
+    };
+    let report = read(open()?, format, arguments.strict)?;
+    for broken in &report.broken {
+        eprintln!("{}:{}: {}", path.display(), broken.line, broken.error);
+    }
+    // Ids from 256 on, so that no trace token is a byte of text to the simulated tokenizer.
+    let vocab = Vocab {
+        first: 256,
+        size: config.engine.vocab.saturating_sub(256).max(1),
+    };
+    let url = arguments
+        .url
+        .unwrap_or_else(|| format!("http://{}", config.gateway.listen));
+    let mut options = ReplayOptions::new(url, config.gateway.model.clone(), vocab);
+    options.max_think = seconds("max-think", arguments.max_think)?;
+    options.arrival_gap = seconds("arrival-gap", arguments.arrival_gap)?;
+    options.time_scale = arguments.time_scale;
+    options.sessions = arguments.sessions;
+    options.max_turns = arguments.max_turns;
+    options.concurrency = arguments.concurrency;
+    options.max_output_tokens = arguments.max_output;
+    options.session_prefix = format!("r{}-", std::process::id());
+    if arguments.exact_blocks {
+        options.prompts = PromptMode::Blocks;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let summary = runtime.block_on(replay(report.trace, options, bar()))?;
+    if let Some(out) = &arguments.out {
+        let file = File::create(out).with_context(|| format!("cannot write {}", out.display()))?;
+        write_jsonl(&summary.records, &mut std::io::BufWriter::new(file))?;
+    }
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(&summary)?);
+    } else {
+        println!("{}", summary.render_table());
+    }
+    Ok(if summary.failed == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::from(3)
+    })
+}

@@ -1,0 +1,241 @@
+//! A whole cluster on one machine: `pinion up` and `pinion down`.
+
+use crate::config::Config;
+use anyhow::{Context as _, bail};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use serde::{Deserialize, Serialize};
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long everything may take to be ready.
+const READY: Duration = Duration::from_secs(30);
+/// How long a process may take to stop by itself.
+const STOP: Duration = Duration::from_secs(12);
+
+/// What `up` starts.
+pub struct Plan {
+    /// Folder for logs, state and the configuration of all processes.
+    pub dir: PathBuf,
+    /// Servers to use instead of an own one.
+    pub nats: Option<String>,
+    /// Control nodes.
+    pub control: u32,
+    /// Prefill workers.
+    pub prefill: u32,
+    /// Decode workers.
+    pub decode: u32,
+}
+
+/// A process that was started.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Process {
+    /// `nats`, or the id of the role.
+    pub name: String,
+    /// Its process id.
+    pub pid: i32,
+    /// How it is started again.
+    pub command: Vec<String>,
+}
+
+/// The file `state.json`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct State {
+    /// In the order of their start.
+    pub processes: Vec<Process>,
+}
+
+impl State {
+    /// Reads the state of a folder.
+    pub fn read(dir: &Path) -> anyhow::Result<Self> {
+        let path = dir.join("state.json");
+        let text = fs::read(&path)
+            .with_context(|| format!("no cluster was started in {} (`pinion up` starts one)", dir.display()))?;
+        serde_json::from_slice(&text).with_context(|| format!("{} is damaged: remove it", path.display()))
+    }
+
+    fn write(&self, dir: &Path) -> anyhow::Result<()> {
+        fs::write(dir.join("state.json"), serde_json::to_vec_pretty(self)?).context("cannot write state.json")
+    }
+}
+
+fn alive(pid: i32) -> bool {
+    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid).is_ok()) && !zombie(pid)
+}
+
+/// A child that ended but was not waited for still has its number.
+fn zombie(pid: i32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        stat.rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.trim_start().starts_with('Z'))
+    })
+}
+
+fn start(dir: &Path, name: &str, command: &[String]) -> anyhow::Result<Process> {
+    let log = File::create(dir.join("logs").join(format!("{name}.log"))).context("cannot write a log")?;
+    let Some((program, arguments)) = command.split_first() else {
+        bail!("nothing to start for {name}")
+    };
+    let child = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        // Its own group: Ctrl-C at the terminal is not for it.
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("cannot start {program}"))?;
+    Ok(Process {
+        name: name.to_owned(),
+        pid: child.id() as i32,
+        command: command.to_vec(),
+    })
+}
+
+/// Finds `nats-server`: `NATS_SERVER`, `PATH`, then what `deploy/get-nats.sh` installed.
+fn nats_server() -> anyhow::Result<PathBuf> {
+    let named = std::env::var_os("NATS_SERVER").map(PathBuf::from);
+    let paths = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&paths).map(|d| d.join("nats-server"));
+    let found = named
+        .into_iter()
+        .chain(on_path)
+        .chain([PathBuf::from(".tools/bin/nats-server")])
+        .find(|p| p.is_file());
+    found.context("nats-server (2.10 or newer) was not found: put it on PATH, set NATS_SERVER, or give --nats URL")
+}
+
+/// Starts everything and waits until it serves.
+pub fn up(mut config: Config, plan: &Plan) -> anyhow::Result<()> {
+    let dir = &plan.dir;
+    if let Ok(state) = State::read(dir) {
+        if state.processes.iter().any(|p| alive(p.pid)) {
+            bail!("a cluster is running in {}: `pinion down` stops it", dir.display());
+        }
+    }
+    if plan.decode == 0 || plan.control == 0 {
+        bail!("--decode and --control must be at least 1");
+    }
+    fs::create_dir_all(dir.join("logs")).with_context(|| format!("cannot make {}", dir.display()))?;
+    TcpListener::bind(config.gateway.listen)
+        .with_context(|| format!("{} is in use: choose another with --listen", config.gateway.listen))?;
+    let mut state = State::default();
+    let outcome = start_all(&mut config, plan, &mut state).and_then(|()| wait_ready(&config, plan, &state));
+    state.write(dir)?;
+    if let Err(error) = outcome {
+        stop_all(&state);
+        return Err(error.context(format!(
+            "the cluster did not come up; logs are in {}",
+            dir.join("logs").display()
+        )));
+    }
+    Ok(())
+}
+
+fn start_all(config: &mut Config, plan: &Plan, state: &mut State) -> anyhow::Result<()> {
+    let dir = &plan.dir;
+    if let Some(url) = &plan.nats {
+        config.nats.urls = vec![url.clone()];
+    } else {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let store = dir.join("nats");
+        let command = [
+            nats_server()?.display().to_string(),
+            "--addr".into(),
+            "127.0.0.1".into(),
+            "--port".into(),
+            port.to_string(),
+            "--jetstream".into(),
+            "--store_dir".into(),
+            store.display().to_string(),
+        ];
+        state.processes.push(start(dir, "nats", &command)?);
+        config.nats.urls = vec![format!("nats://127.0.0.1:{port}")];
+    }
+    let file = dir.join("pinion.toml");
+    fs::write(&file, toml::to_string_pretty(config)?).context("cannot write pinion.toml")?;
+    let binary = std::env::current_exe()?.display().to_string();
+    let mut role = |name: String, words: &[&str]| -> anyhow::Result<()> {
+        let mut command = vec![binary.clone(), "--config".into(), file.display().to_string()];
+        command.extend(words.iter().map(|w| (*w).to_owned()));
+        command.extend(["--id".into(), name.clone()]);
+        state.processes.push(start(dir, &name, &command)?);
+        Ok(())
+    };
+    for i in 0..plan.control {
+        role(format!("control-{i}"), &["control"])?;
+    }
+    for i in 0..plan.prefill {
+        role(format!("prefill-{i}"), &["agent", "--role", "prefill"])?;
+    }
+    for i in 0..plan.decode {
+        role(format!("decode-{i}"), &["agent", "--role", "decode"])?;
+    }
+    role("gateway-0".into(), &["gateway"])
+}
+
+/// Waits until the gateway answers and the router knows every worker.
+fn wait_ready(config: &Config, plan: &Plan, state: &State) -> anyhow::Result<()> {
+    let until = Instant::now() + READY;
+    let mut tools = crate::inspect::Tools::new(config.clone());
+    loop {
+        if let Some(dead) = state.processes.iter().find(|p| !alive(p.pid)) {
+            bail!("{} has ended: see its log", dead.name);
+        }
+        let known = tools.count_workers().unwrap_or(0);
+        let listening = std::net::TcpStream::connect(config.gateway.listen).is_ok();
+        let owned = tools.all_shards_owned().unwrap_or(false);
+        if listening && owned && known >= (plan.prefill + plan.decode) as usize {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            bail!(
+                "not ready after {} s: {known} workers known, gateway listening: {listening}",
+                READY.as_secs()
+            );
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn stop_all(state: &State) {
+    // The front first, NATS last.
+    for process in state.processes.iter().rev() {
+        signal(process.pid, Signal::TERM);
+        if process.name.starts_with("gateway") {
+            wait_gone(process.pid, STOP);
+        }
+    }
+    for process in state.processes.iter().rev() {
+        wait_gone(process.pid, STOP);
+        if alive(process.pid) {
+            signal(process.pid, Signal::KILL);
+        }
+    }
+}
+
+fn signal(pid: i32, signal: Signal) {
+    if let Some(pid) = Pid::from_raw(pid) {
+        let _ = kill_process(pid, signal);
+    }
+}
+
+fn wait_gone(pid: i32, patience: Duration) {
+    let until = Instant::now() + patience;
+    while alive(pid) && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Stops what `up` started. Returns how many processes were running.
+pub fn down(dir: &Path) -> anyhow::Result<usize> {
+    let state = State::read(dir)?;
+    let running = state.processes.iter().filter(|p| alive(p.pid)).count();
+    stop_all(&state);
+    fs::remove_file(dir.join("state.json")).context("cannot remove state.json")?;
+    Ok(running)
+}
