@@ -16,7 +16,8 @@ use pinion_schemas::messages::{
 };
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{
-    ChainHasher, ClusterId, Epoch, Micros, PageHash, Path, PermitId, RejectReason, RequestId, SessionId, WorkerId,
+    ChainHasher, ClusterId, Epoch, Micros, PageHash, Path, PermitId, RejectReason, RequestId, SessionId, TurnIndex,
+    WorkerId,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -86,6 +87,7 @@ struct TurnView<'a> {
     request: String,
     session: &'a SessionId,
     turn: u32,
+    attempt: u32,
     path: Path,
     context_tokens: usize,
     answered: usize,
@@ -221,17 +223,26 @@ impl<E: Engine> Decode<E> {
         let namespace = [run.tenant.as_deref()];
         let chain = ChainHasher::new(self.engine.page_tokens(), &namespace).push(&run.tokens);
         let resident = self.engine.resident(&chain) as u32;
-        let page = self.engine.page_tokens();
+        let page = self.engine.page_tokens().max(1);
+        let tokens = run.tokens.len() as u32;
+        let prefix_pages = match resident {
+            // Nothing of it is here: a new session, or one that comes from elsewhere.
+            0 => run.prefix_pages.min(tokens / page),
+            // A new session is seeded, whatever others have left here.
+            _ if run.turn == TurnIndex(0) => run.prefix_pages.min(resident),
+            // Less than the session's prefix if the tail was evicted: then what is lost counts as append. More if the turn
+            // was here before and did not end.
+            _ => resident,
+        };
         let ask = Ask {
             request,
             session: run.session.clone(),
             turn: run.turn,
             epoch: run.epoch,
             newest_epoch: newest,
-            // A prefix of which the tail was evicted still runs here when what is lost and new is a short append.
-            prefix_pages: run.prefix_pages.min(resident),
+            prefix_pages,
             resident_pages: resident,
-            append_tokens: (run.tokens.len() as u32).saturating_sub(resident * page),
+            append_tokens: tokens - prefix_pages * page,
             output_tokens: run.max_new_tokens,
             class: run.class,
             deadline: now.plus(run.time_left),
@@ -595,6 +606,7 @@ impl<E: Engine> Decode<E> {
             request: format!("{:032x}", request.0),
             session: &t.run.session,
             turn: t.run.turn.0,
+            attempt: t.run.attempt,
             path: t.path,
             context_tokens: t.run.tokens.len(),
             answered: t.answer.len(),

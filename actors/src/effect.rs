@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use pinion_bus::{BusError, Message};
+use pinion_core::session::Ranking;
 use pinion_schemas::subject::Subject;
 use pinion_schemas::wire::{self, Schema};
 use pinion_schemas::{Micros, RequestId, SessionId, WorkerId};
@@ -40,8 +41,6 @@ pub enum Local {
     WorkerLost(WorkerId),
     /// Sessions to router: how an attempt at a worker went.
     Outcome {
-        /// The session.
-        session: SessionId,
         /// The D.
         worker: WorkerId,
         /// What happened there.
@@ -58,9 +57,7 @@ pub enum Tried {
     Assigned,
     /// It said no, and asks for this pause in milliseconds.
     Rejected(u32),
-    /// It completed a turn; whether directly.
-    Completed(bool),
-    /// The attempt ended otherwise.
+    /// The attempt ended, well or not.
     Ended,
     /// It could not be reached.
     Unreachable,
@@ -85,6 +82,8 @@ pub struct RouteAsk {
     pub context_tokens: u64,
     /// Workers that failed this turn.
     pub avoid: Vec<WorkerId>,
+    /// How often which D has rejected the session.
+    pub rejects: Vec<(WorkerId, u32)>,
 }
 
 /// See [`Local::RouteAnswer`].
@@ -96,8 +95,8 @@ pub struct RouteAnswer {
     pub request: RequestId,
     /// Its attempt.
     pub attempt: u32,
-    /// Decode workers, best first.
-    pub decode: Vec<WorkerId>,
+    /// Decode workers, best first, and what bounds the moves between them.
+    pub decode: Ranking,
     /// Prefill workers, best first.
     pub prefill: Vec<WorkerId>,
 }

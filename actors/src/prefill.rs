@@ -13,7 +13,7 @@ use pinion_schemas::messages::{
 };
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::wire;
-use pinion_schemas::{AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, RequestId, WorkerId};
+use pinion_schemas::{AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, RequestId, SessionId, WorkerId};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -76,9 +76,19 @@ struct View<'a> {
     worker: &'a WorkerId,
     epoch: Epoch,
     queued: usize,
-    seeds: usize,
+    seeds: Vec<SeedView<'a>>,
     queued_tokens: u64,
     resident_pages: usize,
+}
+
+#[derive(Serialize)]
+struct SeedView<'a> {
+    request: String,
+    session: &'a SessionId,
+    attempt: u32,
+    decode: &'a WorkerId,
+    tokens: usize,
+    stage: &'static str,
 }
 
 impl<E: Engine> Prefill<E> {
@@ -335,11 +345,24 @@ impl<E: Engine> Prefill<E> {
     }
 
     fn view(&self) -> View<'_> {
+        let seeds = self.work.iter().map(|(request, w)| SeedView {
+            request: format!("{:032x}", request.0),
+            session: &w.seed.session,
+            attempt: w.seed.attempt,
+            decode: &w.seed.decode,
+            tokens: w.seed.tokens.len(),
+            stage: match w.stage {
+                Stage::Queued => "queued",
+                Stage::Computing { .. } => "computing",
+                Stage::Moving { .. } => "moving",
+                Stage::Acking { .. } => "acking",
+            },
+        });
         View {
             worker: &self.config.worker,
             epoch: self.config.epoch,
             queued: self.queue.len(),
-            seeds: self.work.len(),
+            seeds: seeds.collect(),
             queued_tokens: self.queued_tokens(),
             resident_pages: self.engine.pages().len(),
         }

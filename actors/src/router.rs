@@ -12,10 +12,11 @@ use pinion_core::peer::{self, Peers};
 use pinion_core::pressure::Pauses;
 use pinion_core::residency::{Applied, Residency};
 use pinion_core::route::{self, Candidate};
+use pinion_core::session::{Offer, Ranking};
 use pinion_schemas::limits::PAUSE_MILLIS_MAX;
 use pinion_schemas::messages::{Heartbeat, PagesEvicted, PagesStored, Probe, ProbeAck, ResidencySnapshot, SnapshotAsk};
 use pinion_schemas::subject::{self, Kind, Subjects};
-use pinion_schemas::{ClusterId, Epoch, Micros, PageHash, SessionId, WorkerId, wire};
+use pinion_schemas::{ClusterId, Epoch, Micros, MigrationReason, PageHash, WorkerId, wire};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -29,8 +30,6 @@ const PROBE_PATIENCE: Micros = Micros::from_millis(500);
 const SNAPSHOT_PATIENCE: Micros = Micros::from_millis(1_000);
 /// A worker silent for so long is forgotten altogether.
 const FORGET: Micros = Micros::from_secs(600);
-/// Sessions whose rejects are counted; beyond it the first by name starts anew.
-const REJECTED_SESSIONS_MAX: usize = 100_000;
 
 /// What the router is and assumes.
 #[derive(Clone, Debug)]
@@ -88,7 +87,6 @@ pub struct Router {
     index: Residency,
     peers: Peers,
     pauses: Pauses,
-    rejects: BTreeMap<SessionId, BTreeMap<WorkerId, u32>>,
     asked: BTreeMap<u64, Asked>,
     /// Workers with a snapshot under way.
     resyncing: BTreeMap<WorkerId, Epoch>,
@@ -114,7 +112,6 @@ impl Router {
             index: Residency::new(config.index_pages_max),
             peers: Peers::new(peer::Policy::default()),
             pauses: Pauses::new(PAUSE_MILLIS_MAX),
-            rejects: BTreeMap::new(),
             asked: BTreeMap::new(),
             resyncing: BTreeMap::new(),
             next_token: 0,
@@ -325,24 +322,24 @@ impl Router {
 
     fn on_route(&mut self, now: Micros, ask: &RouteAsk, out: &mut Effects) {
         self.decisions += 1;
-        let overlaps: BTreeMap<WorkerId, u32> = self
-            .index
-            .longest_prefixes(&ask.chain)
-            .into_iter()
-            .map(|(w, n)| (w.clone(), n))
-            .collect();
-        let rejects = self.rejects.get(&ask.session);
+        // By name, as the workers are.
+        let overlaps = self.index.longest_prefixes(&ask.chain);
+        let overlap = |name: &WorkerId| match overlaps.binary_search_by(|(w, _)| (*w).cmp(name)) {
+            Ok(found) => overlaps[found].1,
+            Err(_) => 0,
+        };
+        let rejects = |name: &WorkerId| ask.rejects.iter().find(|(w, _)| w == name).map_or(0, |(_, n)| *n);
         let usable = |w: &&(&WorkerId, &Worker)| w.1.alive && !w.1.draining;
         let of_kind = |kind: Kind| self.workers.iter().filter(move |(_, w)| w.kind == kind);
-        let candidates: Vec<Candidate> = of_kind(Kind::Decode)
+        let candidates: Vec<Candidate<'_>> = of_kind(Kind::Decode)
             .filter(|w| usable(&w))
             .map(|(name, w)| Candidate {
-                worker: name.clone(),
-                overlap_pages: overlaps.get(name).copied().unwrap_or(0),
+                worker: name,
+                overlap_pages: overlap(name),
                 exclusive_pages: 0,
                 inflight: w.inflight,
                 assigned: w.assigned,
-                rejects: rejects.and_then(|r| r.get(name)).copied().unwrap_or(0),
+                rejects: rejects(name),
                 paused_until: self.pauses.until(now, name).unwrap_or_default(),
                 queue_tokens: w.queued_tokens,
                 prefill_tokens_per_s: self.config.prefill_tokens_per_s,
@@ -358,15 +355,29 @@ impl Router {
             now,
             avoid: &ask.avoid,
         };
-        let decode = route::rank(&self.config.route, &request, &candidates)
+        let offers = route::rank(&self.config.route, &request, &candidates)
             .into_iter()
-            .map(|r| r.worker)
+            .map(|r| Offer {
+                worker: r.worker.clone(),
+                not_before: r.not_before,
+            })
             .collect();
+        let pin_gone = ask.pin.as_ref().and_then(|pin| match self.workers.get(pin) {
+            Some(w) if w.alive && w.draining => Some(MigrationReason::Drain),
+            Some(w) if w.alive => None,
+            _ => Some(MigrationReason::WorkerLost),
+        });
+        let decode = Ranking {
+            offers,
+            pin_gone,
+            workers: of_kind(Kind::Decode).count(),
+            rejects_max: self.config.route.rejects_max,
+        };
         let mut prefill: Vec<(u64, WorkerId)> = of_kind(Kind::Prefill)
             .filter(|w| usable(&w))
             .map(|(name, w)| {
                 // Tokens until the seed could be done: what waits, and what of the chain is not there (digest R10, G2).
-                let held = u64::from(overlaps.get(name).copied().unwrap_or(0)) * u64::from(self.config.page_tokens);
+                let held = u64::from(overlap(name)) * u64::from(self.config.page_tokens);
                 (w.queued_tokens + ask.context_tokens.saturating_sub(held), name.clone())
             })
             .collect();
@@ -385,7 +396,7 @@ impl Router {
         );
     }
 
-    fn on_outcome(&mut self, now: Micros, session: &SessionId, worker: &WorkerId, what: Tried, out: &mut Effects) {
+    fn on_outcome(&mut self, now: Micros, worker: &WorkerId, what: Tried, out: &mut Effects) {
         match what {
             Tried::Assigned => {
                 if let Some(w) = self.workers.get_mut(worker) {
@@ -395,26 +406,8 @@ impl Router {
                 return;
             }
             Tried::Rejected(pause_millis) => {
-                if self.rejects.len() >= REJECTED_SESSIONS_MAX && !self.rejects.contains_key(session) {
-                    self.rejects.pop_first();
-                }
-                *self
-                    .rejects
-                    .entry(session.clone())
-                    .or_default()
-                    .entry(worker.clone())
-                    .or_default() += 1;
                 let jitter = self.jitter() % 1_000;
                 self.pauses.hinted(now, worker, pause_millis, jitter);
-            }
-            Tried::Completed(direct) => {
-                // Only a direct success clears, and only this pair (digest T44, T50).
-                if let Some(counts) = self.rejects.get_mut(session).filter(|_| direct) {
-                    counts.remove(worker);
-                    if counts.is_empty() {
-                        self.rejects.remove(session);
-                    }
-                }
             }
             Tried::Unreachable => self.probe(worker, out),
             Tried::Ended => {}
@@ -489,9 +482,7 @@ impl Role for Router {
             Input::Message(message) => self.on_message(now, &message, out),
             Input::Reply { token, result } => self.on_reply(now, token, result, out),
             Input::Local(Local::RouteAsk(ask)) => self.on_route(now, &ask, out),
-            Input::Local(Local::Outcome { session, worker, what }) => {
-                self.on_outcome(now, &session, &worker, what, out)
-            }
+            Input::Local(Local::Outcome { worker, what }) => self.on_outcome(now, &worker, what, out),
             Input::Local(_) | Input::Tick => {}
         }
         if self.next_look <= now {

@@ -18,7 +18,7 @@ use pinion_schemas::{
     WorkerId,
 };
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 /// Name of the router's actor in the process.
@@ -29,6 +29,10 @@ pub const SESSIONS: &str = "sessions";
 const SESSIONS_MAX: usize = 200_000;
 /// How long a worker may take to answer `Run` or `Seed`: it does so at once or is in trouble (design §4, 2 s for a dead partner).
 const ANSWER_PATIENCE: Micros = Micros::from_millis(1_500);
+/// Completed turns whose answer is kept for a client that has not heard of it; it asks again within seconds.
+const ANSWERS_MAX: usize = 4_096;
+/// Tokens of them: 16 MB.
+const ANSWER_TOKENS_MAX: usize = 4 << 20;
 /// Shortest advice to a client whose turn failed.
 const RETRY_AFTER_MILLIS: u32 = 1_000;
 
@@ -61,6 +65,39 @@ struct Turn {
     bad_prefill: Vec<WorkerId>,
     seeding_on: Option<WorkerId>,
     permit: Option<(Epoch, u32)>,
+    /// The D that has the turn, and in which attempt: the router counts it as load until it is taken away here.
+    asked: Option<(WorkerId, u32)>,
+    /// The D's word that the turn is complete.
+    end: Option<Completed>,
+}
+
+/// The ends of turns that completed lately, for clients that have not heard of theirs. The oldest go first.
+#[derive(Default)]
+struct Answers {
+    by_request: BTreeMap<RequestId, Completed>,
+    order: VecDeque<RequestId>,
+    tokens: usize,
+}
+
+impl Answers {
+    fn push(&mut self, done: Completed) {
+        if self.by_request.contains_key(&done.request) {
+            return;
+        }
+        self.tokens += done.answer.len();
+        self.order.push_back(done.request);
+        self.by_request.insert(done.request, done);
+        while self.order.len() > ANSWERS_MAX || self.tokens > ANSWER_TOKENS_MAX {
+            let Some(oldest) = self.order.pop_front() else { return };
+            if let Some(old) = self.by_request.remove(&oldest) {
+                self.tokens -= old.answer.len();
+            }
+        }
+    }
+
+    fn get(&self, request: RequestId) -> Option<&Completed> {
+        self.by_request.get(&request)
+    }
 }
 
 enum Asked {
@@ -84,6 +121,7 @@ pub struct Sessions {
     idle: BTreeMap<(Micros, SessionId), ()>,
     turns: BTreeMap<RequestId, Turn>,
     pending: BTreeMap<u64, Pending>,
+    completed: Answers,
     next_token: u64,
 }
 
@@ -122,6 +160,7 @@ impl Sessions {
             idle: BTreeMap::new(),
             turns: BTreeMap::new(),
             pending: BTreeMap::new(),
+            completed: Answers::default(),
             next_token: 0,
         }
     }
@@ -139,7 +178,7 @@ impl Sessions {
             Permit(p) => self.on_permit(now, &p, out),
             PermitQueued(q) => self.fact(now, q.request, q.attempt, TurnFact::Queued, out),
             PermitExpired(p) => self.fact(now, p.request, p.attempt, TurnFact::Rejected(RejectReason::QueueFull), out),
-            Reject(r) => self.on_reject(now, &r, None, out),
+            Reject(r) => self.on_reject(now, &r, out),
             LegFailed(f) => self.on_leg_failed(now, &f, out),
             SeedDone(_) => {},
             Probe(p) => out.respond(message, &ProbeAck { nonce: p.nonce, epoch: Epoch(0) }),
@@ -184,8 +223,14 @@ impl Sessions {
             request,
             class: submit.class,
             deadline,
+            prompt_tokens: submit.prompt.len() as u32,
+            answer_max: submit.max_new_tokens,
             already_sent,
         };
+        let repeated = self
+            .sessions
+            .get(&session)
+            .is_some_and(|e| e.machine.ended(request).is_some());
         let answer = submit.answer_so_far.clone();
         self.turns.insert(
             request,
@@ -198,9 +243,12 @@ impl Sessions {
                 bad_prefill: Vec::new(),
                 seeding_on: None,
                 permit: None,
+                asked: None,
+                end: None,
             },
         );
-        self.event(now, &session, Some(request), "accepted", None, None, out);
+        let what = if repeated { "asked-again" } else { "accepted" };
+        self.event(now, &session, Some(request), what, None, None, out);
         self.step(now, &session, Fact::Arrived(turn), out);
     }
 
@@ -285,28 +333,20 @@ impl Sessions {
         );
     }
 
-    fn on_reject(&mut self, now: Micros, reject: &Reject, worker: Option<&WorkerId>, out: &mut Effects) {
+    fn on_reject(&mut self, now: Micros, reject: &Reject, out: &mut Effects) {
         let Some(turn) = self.turns.get(&reject.request) else {
             return;
         };
         let session = turn.submit.session.clone();
-        if let Some(worker) = worker {
-            let what = Tried::Rejected(reject.pause_millis);
-            out.tell(
-                ROUTER,
-                Local::Outcome {
-                    session: session.clone(),
-                    worker: worker.clone(),
-                    what,
-                },
-            );
-        }
+        let worker = turn.asked.as_ref().map(|(w, _)| w.clone());
+        let what = Tried::Rejected(reject.pause_millis);
+        self.left(reject.request, reject.attempt, what, out);
         self.event(
             now,
             &session,
             Some(reject.request),
             "rejected",
-            worker,
+            worker.as_ref(),
             Some(reject.reason.label()),
             out,
         );
@@ -317,6 +357,14 @@ impl Sessions {
             TurnFact::Rejected(reject.reason),
             out,
         );
+    }
+
+    /// Tells the router how the attempt at a D went: once for each that it was told of.
+    fn left(&mut self, request: RequestId, attempt: u32, what: Tried, out: &mut Effects) {
+        let asked = self.turns.get_mut(&request).map(|t| &mut t.asked);
+        if let Some((worker, _)) = asked.and_then(|a| a.take_if(|(_, number)| *number == attempt)) {
+            out.tell(ROUTER, Local::Outcome { worker, what });
+        }
     }
 
     fn on_leg_failed(&mut self, now: Micros, failed: &LegFailed, out: &mut Effects) {
@@ -335,12 +383,19 @@ impl Sessions {
     }
 
     fn on_completed(&mut self, now: Micros, done: Completed, out: &mut Effects) {
+        let (request, attempt) = (done.request, done.attempt);
         let commit = Commit {
             tokens: done.committed_tokens,
             tip: done.tip,
-            answer: done.answer,
+            answer: done.answer.clone(),
         };
-        self.fact(now, done.request, done.attempt, TurnFact::Completed(commit), out);
+        let Some(turn) = self.turns.get_mut(&request) else {
+            return;
+        };
+        if turn.asked.as_ref().is_some_and(|(_, number)| *number == attempt) {
+            turn.end = Some(done);
+        }
+        self.fact(now, request, attempt, TurnFact::Completed(commit), out);
     }
 
     fn on_reply(&mut self, now: Micros, token: u64, result: Result<Message, BusError>, out: &mut Effects) {
@@ -353,24 +408,15 @@ impl Sessions {
             return;
         };
         match (asked, result) {
-            (Asked::Run { worker }, Ok(message)) => crate::dispatch!(message, {
+            (Asked::Run { .. }, Ok(message)) => crate::dispatch!(message, {
                 Started(s) => self.on_started(now, &s, out),
                 Permit(p) => self.on_permit(now, &p, out),
                 PermitQueued(q) => self.fact(now, q.request, q.attempt, TurnFact::Queued, out),
-                Reject(r) => self.on_reject(now, &r, Some(&worker), out),
+                Reject(r) => self.on_reject(now, &r, out),
             }),
             (Asked::Run { worker }, Err(error)) => {
-                let Some(turn) = self.turns.get(&request) else { return };
                 tracing::info!(%worker, %error, "decode worker not reached");
-                let session = turn.submit.session.clone();
-                out.tell(
-                    ROUTER,
-                    Local::Outcome {
-                        session,
-                        worker,
-                        what: Tried::Unreachable,
-                    },
-                );
+                self.left(request, attempt, Tried::Unreachable, out);
                 self.fact(now, request, attempt, TurnFact::LegFailed(AbortReason::DecodeLost), out);
             }
             (Asked::Seed { .. }, Ok(message)) => crate::dispatch!(message, {
@@ -470,6 +516,7 @@ impl Sessions {
                 request,
                 attempt,
                 avoid,
+                rejects,
             } => {
                 let Some(turn) = self.turns.get(&request) else { return };
                 let pin = self.sessions.get(session).and_then(|e| e.machine.pin().cloned());
@@ -484,6 +531,7 @@ impl Sessions {
                         chain: turn.chain.clone(),
                         context_tokens: turn.submit.prompt.len() as u64,
                         avoid,
+                        rejects,
                     }),
                 );
             }
@@ -529,15 +577,7 @@ impl Sessions {
                 if let Some(prefill) = self.turns.get_mut(&request).and_then(|t| t.seeding_on.take()) {
                     out.publish(self.subjects.worker(Kind::Prefill, &prefill, "abort").as_str(), &abort);
                 }
-                let what = Tried::Ended;
-                out.tell(
-                    ROUTER,
-                    Local::Outcome {
-                        session: session.clone(),
-                        worker: worker.clone(),
-                        what,
-                    },
-                );
+                self.left(request, attempt, Tried::Ended, out);
                 self.event(
                     now,
                     session,
@@ -567,6 +607,23 @@ impl Sessions {
             }
             Action::Persist => self.persist(session, out),
             Action::Finish { request, outcome } => self.finish(now, session, request, outcome, out),
+            Action::FinishAgain { request, outcome } => {
+                let Some(turn) = self.turns.remove(&request) else {
+                    return;
+                };
+                let reason = match (outcome, self.completed.get(request)) {
+                    (Outcome::Completed(_), Some(done)) => return out.publish(turn.submit.stream, done),
+                    // Its answer is forgotten: the client has to ask anew.
+                    (Outcome::Completed(_), None) => AbortReason::RetriesSpent,
+                    _ => abort_reason(outcome).unwrap_or(AbortReason::RetriesSpent),
+                };
+                let failed = Failed {
+                    request,
+                    reason,
+                    retry_after_millis: RETRY_AFTER_MILLIS,
+                };
+                out.publish(turn.submit.stream, &failed);
+            }
         }
     }
 
@@ -620,14 +677,17 @@ impl Sessions {
                     asked,
                 },
             );
-            out.tell(
-                ROUTER,
-                Local::Outcome {
-                    session: session.clone(),
-                    worker: worker.clone(),
-                    what: Tried::Assigned,
-                },
-            );
+            let what = Tried::Assigned;
+            let before = self
+                .turns
+                .get_mut(&request)
+                .and_then(|t| t.asked.replace((worker.clone(), attempt)));
+            if let Some((worker, _)) = before {
+                let what = Tried::Ended;
+                out.tell(ROUTER, Local::Outcome { worker, what });
+            }
+            let worker = worker.clone();
+            out.tell(ROUTER, Local::Outcome { worker, what });
         } else {
             self.fact(now, request, attempt, TurnFact::Rejected(RejectReason::NeverFits), out);
         }
@@ -696,13 +756,29 @@ impl Sessions {
             Outcome::Failed(reason) => ("failed", reason.label()),
             Outcome::Refused => ("refused", RejectReason::QueueFull.label()),
         };
-        let reason = match outcome {
-            Outcome::Completed(_) => None,
-            Outcome::Cancelled => Some(AbortReason::ClientGone),
-            Outcome::Failed(reason) => Some(reason),
-            Outcome::Refused => Some(AbortReason::RetriesSpent),
-        };
-        if let Some(reason) = reason {
+        if let Some((worker, _)) = turn.asked {
+            let what = Tried::Ended;
+            out.tell(ROUTER, Local::Outcome { worker, what });
+        }
+        if let Outcome::Completed(path) = outcome {
+            let done = turn.end.unwrap_or_else(|| {
+                // No D said so: the client had the whole answer when its D or its session's owner died.
+                let context_tokens = (turn.submit.prompt.len() + turn.answer.len()) as u32;
+                let done = Completed {
+                    request,
+                    attempt: 0,
+                    path,
+                    context_tokens,
+                    committed_tokens: 0,
+                    tip: None,
+                    cached_tokens: 0,
+                    answer: turn.answer,
+                };
+                out.publish(turn.submit.stream.clone(), &done);
+                done
+            });
+            self.completed.push(done);
+        } else if let Some(reason) = abort_reason(outcome) {
             let failed = Failed {
                 request,
                 reason,
@@ -713,17 +789,6 @@ impl Sessions {
         if let Some(entry) = self.sessions.get_mut(session) {
             entry.turns += 1;
             self.idle.insert((entry.last_used, session.clone()), ());
-            if let (Outcome::Completed(path), Some(worker)) = (outcome, entry.machine.pin().cloned()) {
-                let what = Tried::Completed(path == pinion_schemas::Path::Direct);
-                out.tell(
-                    ROUTER,
-                    Local::Outcome {
-                        session: session.clone(),
-                        worker,
-                        what,
-                    },
-                );
-            }
         }
         self.event(now, session, Some(request), what, None, Some(detail), out);
     }
@@ -764,6 +829,16 @@ impl Sessions {
                 detail,
             },
         );
+    }
+}
+
+/// What the client of a turn that did not complete is told.
+fn abort_reason(outcome: Outcome) -> Option<AbortReason> {
+    match outcome {
+        Outcome::Completed(_) => None,
+        Outcome::Cancelled => Some(AbortReason::ClientGone),
+        Outcome::Failed(reason) => Some(reason),
+        Outcome::Refused => Some(AbortReason::RetriesSpent),
     }
 }
 

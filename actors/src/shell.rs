@@ -106,7 +106,7 @@ struct State<R> {
     writer: JoinHandle<()>,
     inbox: Arc<Semaphore>,
     subscriptions: HashMap<String, JoinHandle<()>>,
-    timer: Option<(Micros, JoinHandle<()>)>,
+    timer: Option<(Micros, Option<JoinHandle<()>>)>,
     generation: u64,
     dropped: u64,
 }
@@ -164,7 +164,7 @@ impl<R: Role> Actor for Shell<R> {
                 state.perform(&myself, effect);
             }
         }
-        state.arm(&myself);
+        state.arm(&myself, now);
         Ok(state)
     }
 
@@ -181,11 +181,12 @@ impl<R: Role> Actor for Shell<R> {
             state.timer = None;
         }
         let mut out = Effects::default();
-        state.role.handle(state.context.now(), envelope.input, &mut out);
+        let now = state.context.now();
+        state.role.handle(now, envelope.input, &mut out);
         for effect in out.0 {
             state.perform(&myself, effect);
         }
-        state.arm(&myself);
+        state.arm(&myself, now);
         Ok(())
     }
 
@@ -194,7 +195,7 @@ impl<R: Role> Actor for Shell<R> {
         for task in state.subscriptions.values() {
             task.abort();
         }
-        if let Some((_, task)) = &state.timer {
+        if let Some((_, Some(task))) = &state.timer {
             task.abort();
         }
         Ok(())
@@ -272,28 +273,39 @@ impl<R: Role> State<R> {
         }
     }
 
-    fn arm(&mut self, myself: &ActorRef<Envelope>) {
+    /// Sees to it that the role's next deadline is kept; `handled` is the time it was last told.
+    fn arm(&mut self, myself: &ActorRef<Envelope>, handled: Micros) {
         let due = self.role.next_deadline();
         if due == self.timer.as_ref().map(|t| t.0) {
             return;
         }
-        if let Some((_, task)) = self.timer.take() {
+        if let Some((_, Some(task))) = self.timer.take() {
             task.abort();
         }
         self.generation += 1;
         let Some(due) = due else { return };
         let (generation, myself) = (self.generation, myself.clone());
-        // One microsecond is the smallest step, so that a deadline that stays due cannot stop the clock.
-        let at = (self.context.origin + Duration::from_micros(due.0)).max(Instant::now() + Duration::from_micros(1));
-        let task = tokio::spawn(async move {
-            tokio::time::sleep_until(at).await;
+        let tick = move || {
             let _ = myself.cast(Envelope {
                 input: Input::Tick,
                 _slot: None,
                 timer: Some(generation),
             });
+        };
+        // What fell due while the role worked is done next: tokio's timers would round it up to a millisecond or two. With
+        // the clock of a simulation nothing falls due meanwhile.
+        if due > handled && due <= self.context.now() {
+            tick();
+            self.timer = Some((due, None));
+            return;
+        }
+        // One microsecond is the smallest step, so that a deadline that stays due cannot stop the clock.
+        let at = (self.context.origin + Duration::from_micros(due.0)).max(Instant::now() + Duration::from_micros(1));
+        let task = tokio::spawn(async move {
+            tokio::time::sleep_until(at).await;
+            tick();
         });
-        self.timer = Some((due, task));
+        self.timer = Some((due, Some(task)));
     }
 }
 

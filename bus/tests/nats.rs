@@ -103,7 +103,8 @@ impl Drop for Server {
 #[tokio::test(flavor = "multi_thread")]
 async fn shared_semantics() {
     let server = Server::start(JETSTREAM);
-    common::semantics(&server.connect("a").await, &server.connect("b").await).await;
+    let max = 1 << 20; // the server's default
+    common::semantics(&server.connect("a").await, &server.connect("b").await, max).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

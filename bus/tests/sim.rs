@@ -38,7 +38,8 @@ fn bad() -> Faults {
 async fn shared_semantics() {
     for faults in [Faults::default(), slow()] {
         let net = SimNet::new(1, faults);
-        common::semantics(&net.endpoint("a"), &net.endpoint("b")).await;
+        let max = pinion_schemas::limits::MESSAGE_BYTES_MAX;
+        common::semantics(&net.endpoint("a"), &net.endpoint("b"), max).await;
     }
 }
 

@@ -91,7 +91,7 @@ impl Default for Gateway {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
             model: "pinion-sim".into(),
-            max_prompt_tokens: 240_000,
+            max_prompt_tokens: 1_000_000,
             request_timeout_secs: 600,
         }
     }

@@ -102,9 +102,12 @@ struct UpArgs {
     /// Where the gateway listens.
     #[arg(long)]
     listen: Option<SocketAddr>,
-    /// Pool of each decode worker, in tokens.
+    /// Pool of each worker, in tokens.
     #[arg(long)]
     pool_tokens: Option<u64>,
+    /// Let the simulated engines work so many times as fast as the calibrated model.
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -220,8 +223,11 @@ fn start(config: &mut Config, dir: &Path, arguments: UpArgs) -> anyhow::Result<E
     if let Some(listen) = arguments.listen {
         config.gateway.listen = listen;
     }
-    if let Some(tokens) = arguments.pool_tokens {
-        config.engine.device_pages = tokens / u64::from(config.engine.page_tokens.max(1));
+    for engine in [&mut config.engine, &mut config.prefill_engine] {
+        engine.cost = engine.cost.faster(arguments.speed);
+        if let Some(tokens) = arguments.pool_tokens {
+            engine.device_pages = tokens / u64::from(engine.page_tokens.max(1));
+        }
     }
     let UpArgs {
         prefill,

@@ -2,6 +2,7 @@
 
 use crate::config::Config;
 use anyhow::{Context as _, bail};
+use pinion_schemas::limits::MESSAGE_BYTES_MAX;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -143,15 +144,15 @@ fn start_all(config: &mut Config, plan: &Plan, state: &mut State) -> anyhow::Res
     } else {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let store = dir.join("nats");
+        let file = dir.join("nats.conf");
+        let text = format!(
+            "listen: \"127.0.0.1:{port}\"\njetstream {{ store_dir: {store:?} }}\nmax_payload: {MESSAGE_BYTES_MAX}\n"
+        );
+        fs::write(&file, text).context("cannot write nats.conf")?;
         let command = [
             nats_server()?.display().to_string(),
-            "--addr".into(),
-            "127.0.0.1".into(),
-            "--port".into(),
-            port.to_string(),
-            "--jetstream".into(),
-            "--store_dir".into(),
-            store.display().to_string(),
+            "--config".into(),
+            file.display().to_string(),
         ];
         state.processes.push(start(dir, "nats", &command)?);
         config.nats.urls = vec![format!("nats://127.0.0.1:{port}")];

@@ -5,8 +5,12 @@ use pinion_actors::decode::{Decode, DecodeConfig};
 use pinion_actors::prefill::{Prefill, PrefillConfig};
 use pinion_actors::shell::{self, Context, Envelope};
 use pinion_schemas::limits::DIRECT_APPEND_TOKENS_MAX;
-use pinion_schemas::{ClusterId, Epoch, WorkerId};
+use pinion_schemas::{ClusterId, Epoch, Micros, WorkerId};
 use ractor::ActorRef;
+
+/// How long a promise of room stands. Its owner gives it back long before when a leg fails; this bounds what a dead owner holds.
+/// The longest contexts (a million tokens) need a minute of prefill and as much of transfer.
+const PERMIT_TTL: Micros = Micros::from_secs(120);
 
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -30,6 +34,7 @@ pub async fn start_sim_worker(
     engine: SimConfig,
     context: Context,
 ) -> Result<ActorRef<Envelope>, ractor::SpawnErr> {
+    let link_bytes_per_sec = engine.cost.link_bytes_per_sec;
     let engine = SimEngine::new(engine);
     let name = worker.as_str().to_owned();
     let (actor, _) = match role {
@@ -38,7 +43,12 @@ pub async fn start_sim_worker(
             shell::spawn(&name, Prefill::new(config, engine), context).await?
         }
         WorkerRole::Decode => {
-            let permits = pinion_core::permits::Config::default();
+            let permits = pinion_core::permits::Config {
+                // What the link carries in 1 s (design §5).
+                max_pending_seed_bytes: link_bytes_per_sec,
+                ttl: PERMIT_TTL,
+                ..pinion_core::permits::Config::default()
+            };
             let direct_append_tokens_max = DIRECT_APPEND_TOKENS_MAX;
             let config = DecodeConfig {
                 cluster,

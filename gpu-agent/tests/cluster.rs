@@ -249,7 +249,7 @@ fn a_killed_prefill_worker_costs_no_turn() {
         let prompt: Vec<u32> = (0..3_000).collect();
         let turn = tokio::spawn(cluster.submit("s", prompt.clone(), 5));
         tokio::time::sleep(Duration::from_millis(60)).await;
-        let busy = if cluster.inspect(Kind::Prefill, "p0").await.contains("\"seeds\":1") {
+        let busy = if cluster.inspect(Kind::Prefill, "p0").await.contains("\"attempt\":") {
             "p0"
         } else {
             "p1"

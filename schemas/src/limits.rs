@@ -6,8 +6,10 @@ pub const PAGE_TOKENS: u32 = 64;
 pub const SESSION_ID_BYTES_MAX: usize = 256;
 /// Bytes of a worker, node or cluster name: it is one token of a NATS subject.
 pub const NAME_BYTES_MAX: usize = 64;
-/// Bytes of one bus message. NATS refuses more than 1 MiB by default; KV bytes never travel on the bus.
-pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
+/// Bytes of one bus message: a context of a million tokens has 4 MiB, twice that for what may come. NATS takes 1 MiB by default,
+/// so the cluster's servers need `max_payload: 8MB` (`deploy/nats.conf`); against a smaller one, long prompts are refused
+/// with a typed error. KV bytes never travel on the bus.
+pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 /// Pages in one prefix chain: 16,384 pages of 64 tokens are a context of 1 Mi tokens.
 pub const CHAIN_PAGES_MAX: usize = 16_384;
 /// Seeds a decode worker has promised and not yet received (design §5).

@@ -97,7 +97,7 @@ labelled!(
 labelled!(
     /// Why a session's pin moved.
     MigrationReason {
-        /// The old D rejected the session τ_reject times.
+        /// The old D rejected the session `τ_reject` times.
         Rejected = "rejected",
         /// The old D died or cannot be reached.
         WorkerLost = "worker-lost",

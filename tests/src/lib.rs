@@ -1,1 +1,51 @@
-//! Tests across crates and processes.
+//! Tests across crates and processes: a harness that runs real clusters (the `pinion` binary, a real `nats-server`), breaks
+//! them, and checks every token against text computed without any engine.
+
+pub mod client;
+pub mod cluster;
+pub mod proxy;
+
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long anything may take that should happen at once, on a busy machine.
+pub const SOON: Duration = Duration::from_secs(10);
+
+/// Runs a test in real time, and no other of the same binary beside it: on two cores, two clusters would measure each other.
+///
+/// # Panics
+/// If there is no runtime.
+pub fn in_real_time<F: Future>(run: F) -> F::Output {
+    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build();
+    runtime.expect("no runtime").block_on(run)
+}
+
+/// Asks again and again until there is an answer.
+///
+/// # Panics
+/// If there is none within `patience`.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, patience: Duration, ask: impl Fn() -> F) -> T {
+    let until = Instant::now() + patience;
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(Instant::now() < until, "not within {patience:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+/// A port of this machine that nobody listens on.
+///
+/// # Panics
+/// If there is none.
+pub fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("no free port");
+    listener.local_addr().expect("no address").port()
+}

@@ -26,7 +26,7 @@ mod tests;
 const FIRST_HOLD: Micros = Micros::from_secs(1);
 
 /// What a decode worker is and allows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Config {
     /// Pages of the pool.
     pub pool_pages: u64,
@@ -69,7 +69,7 @@ pub struct Ask {
 }
 
 /// Answer to an [`Ask`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Decision {
     /// It runs here now; the pages are reserved.
     Direct,
@@ -116,7 +116,7 @@ pub enum Fact {
 }
 
 /// What to do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Action {
     /// Answer the owner of the turn. A waiting turn gets a second answer: its permit, or a reject.
     Answer {
@@ -141,7 +141,7 @@ pub enum Action {
 }
 
 /// A running turn's reservation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Running {
     /// Pages of context and output budget.
     pub pages: u64,
@@ -171,7 +171,7 @@ pub struct View {
 }
 
 /// The ledger of one decode worker. See the module's text.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct Admission {
     config: Config,
     running: BTreeMap<RequestId, Running>,

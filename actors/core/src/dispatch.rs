@@ -35,13 +35,21 @@ pub const fn counts(reason: RejectReason) -> bool {
 }
 
 /// The book of one session. Bounded by [`WORKERS_MAX`]; empty for a session that was never rejected.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Rejects {
     by_worker: BTreeMap<WorkerId, u32>,
     migrations: u32,
 }
 
 impl Rejects {
+    /// An empty book of a session that has used up some of its budget with an earlier owner.
+    pub fn after(migrations: u32) -> Self {
+        Self {
+            migrations,
+            ..Self::default()
+        }
+    }
+
     /// `worker` said no. Returns its count.
     pub fn rejected(&mut self, worker: &WorkerId, reason: RejectReason) -> u32 {
         if !counts(reason) {
@@ -85,8 +93,8 @@ impl Rejects {
         self.migrations = self.migrations.saturating_add(charged);
     }
 
-    /// Whether the pin may still move by choice: fewer than (|D|−1)·τ did in the session's life (design §5). If not, a turn
-    /// that another worker serves is a fallback and the pin stays. `rejects_max` 0 is no bound, as in Route.
+    /// Whether the pin may still move by choice: fewer than (|D|−1)·τ did in the session's life (design §5). If not, the pin
+    /// stays, whoever serves. `rejects_max` 0 is no bound, as in Route.
     pub fn may_migrate(&self, workers: usize, rejects_max: u32) -> bool {
         let budget = (workers as u64)
             .saturating_sub(1)

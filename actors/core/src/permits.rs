@@ -33,7 +33,7 @@ pub const fn weight(class: Class) -> u64 {
 }
 
 /// Budget of one decode worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Config {
     /// Permits out at once; 0 counts as 1.
     pub max_pending_seeds: u32,
@@ -58,7 +58,7 @@ impl Default for Config {
 }
 
 /// Wish for one permit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Ask {
     /// The owner. One request has at most one permit or place in a queue.
     pub request: RequestId,
@@ -73,7 +73,7 @@ pub struct Ask {
 }
 
 /// Answer to an [`Ask`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Asked {
     /// The seed may start; the promise ends by itself at the given time, microseconds.
     Granted(PermitId, Micros),
@@ -89,7 +89,7 @@ pub enum Asked {
 }
 
 /// A promise that stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub struct Permit {
     /// Its name.
     pub permit: PermitId,
@@ -102,7 +102,7 @@ pub struct Permit {
 }
 
 /// What [`Permits::tick`] did.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 pub enum Event {
     /// A waiting ask got its permit.
     Granted(Permit),
@@ -130,14 +130,14 @@ pub struct View {
 }
 
 /// The waiting asks of one class.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Hash)]
 struct Queue {
     asks: VecDeque<Ask>,
     pass: u64,
 }
 
 /// The ledger. See the module's text.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Hash)]
 pub struct Permits {
     config: Config,
     page_budget: u64,

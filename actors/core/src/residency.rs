@@ -188,33 +188,43 @@ impl Residency {
         chain.partition_point(|page| self.holders(page).contains(slot)) as u32
     }
 
-    /// Every worker that holds pages of `chain` from its root, and how many, in no meaningful but always the same order.
+    /// Every worker that holds pages of `chain` from its root, by name, and how many.
     ///
     /// Halves the chain: one lookup in the middle parts the workers that reach it from those that do not, and each part
-    /// goes on in its half. Costs about log₂(pages) lookups per distinct length, and none per worker.
+    /// goes on in its half. Costs about log₂(pages) lookups per distinct length, and none per worker. All lookups of one
+    /// depth are made before any result is looked at: in a large table each waits for memory, and so they wait together.
     pub fn longest_prefixes(&self, chain: &[PageHash]) -> Vec<(&WorkerId, u32)> {
-        let mut found = Vec::new();
-        let Some(root) = chain.first() else { return found };
+        let Some(root) = chain.first() else {
+            return Vec::new();
+        };
+        let mut lengths = [0; WORKERS_MAX];
         // Those in `.0` hold at least `.1` and at most `.2` pages.
         let mut open = vec![(self.holders(root), 1, chain.len())];
-        while let Some((holders, least, most)) = open.pop() {
-            if holders.is_empty() {
-                continue;
+        let (mut parted, mut sets) = (Vec::new(), Vec::new());
+        while !open.is_empty() {
+            let middle = |least, most| usize::midpoint(least, most) + 1;
+            let behind = |(_, least, most): &(Holders, usize, usize)| chain.get(middle(*least, *most) - 1);
+            sets.extend(
+                open.iter()
+                    .map(|part| behind(part).and_then(|page| self.pages.get(&Key::of(page)))),
+            );
+            for ((holders, least, most), set) in open.drain(..).zip(sets.drain(..)) {
+                if least == most {
+                    holders.slots().for_each(|slot| lengths[slot] = least as u32);
+                    continue;
+                }
+                let middle = middle(least, most);
+                let reach = set.map_or(Holders::NONE, |set| holders.and(self.sets.get(*set)));
+                let parts = [(holders.without(reach), least, middle - 1), (reach, middle, most)];
+                parted.extend(parts.into_iter().filter(|part| !part.0.is_empty()));
             }
-            if least == most {
-                let workers = holders.slots().filter_map(|slot| self.slots[slot].as_ref());
-                found.extend(workers.map(|s| (&s.worker, least as u32)));
-                continue;
-            }
-            let middle = usize::midpoint(least, most) + 1;
-            let reach = holders.and(self.holders(&chain[middle - 1]));
-            open.push((holders.without(reach), least, middle - 1));
-            open.push((reach, middle, most));
+            std::mem::swap(&mut open, &mut parted);
         }
-        found
+        let workers = self.by_name.iter().map(|(worker, slot)| (worker, lengths[*slot]));
+        workers.filter(|(_, length)| *length > 0).collect()
     }
 
-    /// Workers that hold `page`, in the order of [`Residency::longest_prefixes`]: live sources for a transfer.
+    /// Workers that hold `page`, in no meaningful but always the same order: live sources for a transfer.
     pub fn holders_of(&self, page: &PageHash) -> impl Iterator<Item = &WorkerId> {
         self.holders(page)
             .slots()

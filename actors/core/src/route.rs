@@ -127,10 +127,10 @@ impl Default for Config {
 }
 
 /// What the router believes about one worker, seen from one session.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Candidate {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Candidate<'a> {
     /// Its name.
-    pub worker: WorkerId,
+    pub worker: &'a WorkerId,
     /// Pages of the chain it holds, from the root.
     pub overlap_pages: u32,
     /// Those of them that no other session uses.
@@ -184,10 +184,10 @@ pub struct Score {
 }
 
 /// A worker in its place.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Ranked {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Ranked<'a> {
     /// Its name.
-    pub worker: WorkerId,
+    pub worker: &'a WorkerId,
     /// What decided the place.
     pub why: Why,
     /// For `explain`: its score, whatever the policy.
@@ -201,12 +201,12 @@ pub struct Ranked {
 }
 
 /// The candidates, best first. Pure: same input, same output.
-pub fn rank(config: &Config, request: &Request<'_>, candidates: &[Candidate]) -> Vec<Ranked> {
+pub fn rank<'a>(config: &Config, request: &Request<'_>, candidates: &[Candidate<'a>]) -> Vec<Ranked<'a>> {
     let fleet = Fleet::of(candidates);
     let mut keyed: Vec<_> = candidates
         .iter()
         .enumerate()
-        .filter(|(_, c)| !request.avoid.contains(&c.worker))
+        .filter(|(_, c)| !request.avoid.contains(c.worker))
         .map(|(place, c)| fleet.place(config, request, place as u64, c))
         .collect();
     // Stable, so equals stay in topology order.
@@ -216,7 +216,7 @@ pub fn rank(config: &Config, request: &Request<'_>, candidates: &[Candidate]) ->
 
 /// Estimated time to first token on `c`: rest of its pause + queue + prefill of what it misses + transfer of the pages
 /// it misses, microseconds, each rounded up. A missing page costs both: P computes it, then it moves to D.
-pub fn ttft(request: &Request<'_>, c: &Candidate) -> Micros {
+pub fn ttft(request: &Request<'_>, c: &Candidate<'_>) -> Micros {
     let held_pages = c.overlap_pages.min(request.chain_pages);
     let held_tokens = u64::from(held_pages) * u64::from(request.page_tokens);
     let missing_tokens = request.context_tokens.saturating_sub(held_tokens);
@@ -228,12 +228,19 @@ pub fn ttft(request: &Request<'_>, c: &Candidate) -> Micros {
 
 /// Points of the load floor: `K · (mean − assigned) / mean`, rounded down; 0 for a worker at or above the mean.
 pub fn floor_points(bonus: u32, assigned: u64, total_assigned: u64, workers: usize) -> u64 {
+    if bonus == 0 {
+        return 0;
+    }
     let total = u128::from(total_assigned);
     let deficit = total.saturating_sub(u128::from(assigned) * workers as u128);
     (u128::from(bonus) * deficit).checked_div(total).unwrap_or(0) as u64
 }
 
 fn micros_for(amount: u64, per_second: u64) -> Micros {
+    // The usual amounts fit, and this is asked twice for every worker of every decision.
+    if let Some(scaled) = amount.checked_mul(1_000_000) {
+        return Micros(scaled.div_ceil(per_second.max(1)));
+    }
     let micros = (u128::from(amount) * 1_000_000).div_ceil(u128::from(per_second.max(1)));
     Micros(u64::try_from(micros).unwrap_or(u64::MAX))
 }
@@ -255,16 +262,16 @@ struct Fleet {
 }
 
 impl Fleet {
-    fn of(candidates: &[Candidate]) -> Self {
+    fn of(candidates: &[Candidate<'_>]) -> Self {
         Self {
             workers: candidates.len(),
             total_assigned: candidates.iter().fold(0, |sum, c| sum.saturating_add(c.assigned)),
         }
     }
 
-    fn place(&self, config: &Config, request: &Request<'_>, place: u64, c: &Candidate) -> (Key, Ranked) {
+    fn place<'a>(&self, config: &Config, request: &Request<'_>, place: u64, c: &Candidate<'a>) -> (Key, Ranked<'a>) {
         let policy = config.policy;
-        let sticky = request.pin == Some(&c.worker);
+        let sticky = request.pin == Some(c.worker);
         let score = self.score(config, sticky, c);
         let ttft = ttft(request, c);
         let paused = request.now < c.paused_until;
@@ -287,7 +294,7 @@ impl Fleet {
             (_, PolicyKind::Cost) => [ttft.0, u64::from(!sticky), load, c.assigned],
         };
         let ranked = Ranked {
-            worker: c.worker.clone(),
+            worker: c.worker,
             why: why(tier, policy, &score, counted_overlap(policy, c)),
             score,
             ttft,
@@ -297,7 +304,7 @@ impl Fleet {
         ((tier, order), ranked)
     }
 
-    fn score(&self, config: &Config, sticky: bool, c: &Candidate) -> Score {
+    fn score(&self, config: &Config, sticky: bool, c: &Candidate<'_>) -> Score {
         let bonus = if sticky {
             u64::from(config.sticky_bonus)
         } else {
@@ -318,14 +325,14 @@ impl Fleet {
     }
 }
 
-fn counted_overlap(policy: PolicyKind, c: &Candidate) -> u32 {
+fn counted_overlap(policy: PolicyKind, c: &Candidate<'_>) -> u32 {
     match policy {
         PolicyKind::Exclusive => c.exclusive_pages,
         _ => c.overlap_pages,
     }
 }
 
-fn holds_most(request: &Request<'_>, c: &Candidate) -> bool {
+fn holds_most(request: &Request<'_>, c: &Candidate<'_>) -> bool {
     c.overlap_pages > request.chain_pages.saturating_sub(c.overlap_pages)
 }
 

@@ -49,7 +49,7 @@ impl World {
         }
     }
 
-    fn candidates(&self) -> Vec<Candidate> {
+    fn candidates(&self) -> Vec<Candidate<'static>> {
         let of = |(n, held): (usize, &u32)| Candidate {
             overlap_pages: *held,
             exclusive_pages: *held,
@@ -74,7 +74,7 @@ impl World {
                     self.served(d, round > 0);
                     return Some((d, attempts));
                 }
-                self.rejects.rejected(&r.worker, RejectReason::NoSpace);
+                self.rejects.rejected(r.worker, RejectReason::NoSpace);
             }
         }
         None
@@ -193,7 +193,7 @@ proptest! {
         let pin = all[at].worker.clone();
         let config = Config { policy: KEEPING[policy], ..Config::default() };
         let ranked = rank(&config, &request(Some(&pin), chain), &all);
-        prop_assert_eq!(&ranked[0].worker, &pin);
+        prop_assert_eq!(ranked[0].worker, &pin);
         prop_assert!(ranked[0].reuse_expected);
         prop_assert_eq!(rank(&config, &request(Some(&pin), chain), &all), ranked);
     }

@@ -5,9 +5,10 @@ fn id(n: usize) -> WorkerId {
     WorkerId::new(format!("d{n}")).unwrap()
 }
 
-pub(crate) fn idle(n: usize) -> Candidate {
+/// Names live as long as the tests.
+pub(crate) fn idle(n: usize) -> Candidate<'static> {
     Candidate {
-        worker: id(n),
+        worker: Box::leak(Box::new(id(n))),
         overlap_pages: 0,
         exclusive_pages: 0,
         inflight: 0,
@@ -20,7 +21,7 @@ pub(crate) fn idle(n: usize) -> Candidate {
     }
 }
 
-fn fleet(n: usize, edit: impl Fn(usize, &mut Candidate)) -> Vec<Candidate> {
+fn fleet(n: usize, edit: impl Fn(usize, &mut Candidate<'_>)) -> Vec<Candidate<'static>> {
     let mut all: Vec<_> = (0..n).map(idle).collect();
     all.iter_mut().enumerate().for_each(|(i, c)| edit(i, c));
     all
@@ -47,11 +48,11 @@ fn config(policy: PolicyKind) -> Config {
     }
 }
 
-fn names(ranked: &[Ranked]) -> Vec<&str> {
+fn names<'a>(ranked: &[Ranked<'a>]) -> Vec<&'a str> {
     ranked.iter().map(|r| r.worker.as_str()).collect()
 }
 
-fn order(config: &Config, request: &Request<'_>, candidates: &[Candidate]) -> Vec<String> {
+fn order(config: &Config, request: &Request<'_>, candidates: &[Candidate<'_>]) -> Vec<String> {
     names(&rank(config, request, candidates))
         .into_iter()
         .map(str::to_owned)
@@ -240,7 +241,7 @@ fn exclusive_ignores_what_all_sessions_share() {
 fn cost_weighs_queue_against_missing_prefill_and_transfer() {
     // Nothing held: 51,300 tokens at 10,000/s, and 800 MB at 1 GB/s. All held: 100 tokens.
     let mut all = fleet(2, |i, c| c.overlap_pages = [0, 800][i]);
-    let ttfts = |all: &[Candidate]| all.iter().map(|c| ttft(&TURN, c).0).collect::<Vec<_>>();
+    let ttfts = |all: &[Candidate<'_>]| all.iter().map(|c| ttft(&TURN, c).0).collect::<Vec<_>>();
     assert_eq!(ttfts(&all), [5_130_000 + 800_000, 10_000]);
     assert_eq!(order(&config(PolicyKind::Cost), &TURN, &all), ["d1", "d0"]);
     all[1].queue_tokens = 60_000;
@@ -295,7 +296,7 @@ prop_compose! {
             (0u32..900, 0u32..900, 0u32..5, 0u64..50, 0u32..6, 0u64..3_000, any::<u64>(), any::<u64>(), any::<u64>()),
             1..max,
         ),
-    ) -> Vec<Candidate> {
+    ) -> Vec<Candidate<'static>> {
         fleet(drawn.len(), |i, c| {
             let d = drawn[i];
             (c.overlap_pages, c.exclusive_pages, c.inflight, c.assigned) = (d.0, d.1.min(d.0), d.2, d.3);
@@ -312,8 +313,8 @@ proptest! {
         let pin = id(pin);
         let config = Config { floor_bonus: floor, ..config(PolicyKind::ALL[policy]) };
         let ranked = rank(&config, &pinned(&pin), &all);
-        let mut got: Vec<_> = ranked.iter().map(|r| r.worker.clone()).collect();
-        let mut want: Vec<_> = all.iter().map(|c| c.worker.clone()).collect();
+        let mut got: Vec<_> = ranked.iter().map(|r| r.worker).collect();
+        let mut want: Vec<_> = all.iter().map(|c| c.worker).collect();
         got.sort();
         want.sort();
         prop_assert_eq!(got, want);

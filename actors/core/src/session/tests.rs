@@ -1,4 +1,7 @@
+use super::running::PAUSE_MAX;
 use super::*;
+use pinion_schemas::limits::REJECTS_MAX;
+use pinion_schemas::{Class, PermitId};
 use proptest::prelude::*;
 
 const FAR: Micros = Micros::from_secs(60);
@@ -8,8 +11,28 @@ fn turn(n: u128) -> Turn {
         request: RequestId(n),
         class: Class::Interactive,
         deadline: FAR,
+        prompt_tokens: 50,
+        answer_max: 50,
         already_sent: 0,
     }
+}
+
+/// The router's answer: these workers of three, with the ends of their pauses.
+fn ranked(offers: &[(u8, Micros)]) -> TurnFact {
+    let offer = |(n, not_before): &(u8, Micros)| Offer {
+        worker: worker(*n),
+        not_before: *not_before,
+    };
+    TurnFact::Ranked(Ranking {
+        offers: offers.iter().map(offer).collect(),
+        pin_gone: None,
+        workers: 3,
+        rejects_max: REJECTS_MAX,
+    })
+}
+
+fn free(workers: &[u8]) -> TurnFact {
+    ranked(&workers.iter().map(|n| (*n, Micros(0))).collect::<Vec<_>>())
 }
 
 fn worker(n: u8) -> WorkerId {
@@ -35,7 +58,7 @@ fn commit(generated: u32) -> TurnFact {
 /// Runs one turn on `d`, directly or through a seed.
 fn serve(session: &mut Session, request: u128, d: u8, seeded: bool) -> Vec<Action> {
     let mut out = session.step(Micros(0), Fact::Arrived(turn(request)));
-    out.extend(session.step(Micros(0), about(request, 0, TurnFact::Ranked(vec![worker(d)]))));
+    out.extend(session.step(Micros(0), about(request, 0, free(&[d]))));
     if seeded {
         out.extend(session.step(Micros(0), about(request, 0, TurnFact::Permit(PermitId(1)))));
     }
@@ -79,30 +102,175 @@ fn the_first_turn_seeds_and_pins_and_the_next_is_direct() {
     assert_eq!(session.next_turn(), TurnIndex(2));
 }
 
+/// One turn that `from` rejects and `to` serves.
+fn rejected_by(session: &mut Session, request: u128, from: u8, to: u8) -> Vec<Action> {
+    session.step(Micros(0), Fact::Arrived(turn(request)));
+    session.step(Micros(0), about(request, 0, free(&[from, to])));
+    session.step(Micros(0), about(request, 0, TurnFact::Rejected(RejectReason::NoSpace)));
+    session.step(Micros(0), about(request, 1, TurnFact::Started));
+    session.step(Micros(0), about(request, 1, commit(0)))
+}
+
 #[test]
-fn the_pin_moves_only_when_the_new_worker_has_completed() {
+fn the_pin_moves_when_it_has_rejected_often_and_the_new_worker_has_completed() {
     let mut session = Session::new(Epoch(0));
     serve(&mut session, 1, 0, true);
-    session.step(Micros(0), Fact::Arrived(turn(2)));
-    session.step(Micros(0), about(2, 0, TurnFact::Ranked(vec![worker(0), worker(1)])));
-    session.step(Micros(0), about(2, 0, TurnFact::Rejected(RejectReason::NoSpace)));
-    session.step(Micros(0), about(2, 1, TurnFact::Permit(PermitId(1))));
-    session.step(Micros(0), about(2, 1, TurnFact::Started));
-    assert_eq!(session.pin(), Some(&worker(0)));
-    let out = session.step(Micros(0), about(2, 1, commit(0)));
+    for request in 2..4 {
+        rejected_by(&mut session, request, 0, 1);
+        assert_eq!(session.pin(), Some(&worker(0)), "a passing reject moves nothing");
+    }
+    let out = rejected_by(&mut session, 4, 0, 1);
     let bind = Action::Bind {
         to: worker(1),
         from: Some(worker(0)),
         reason: Some(MigrationReason::Rejected),
     };
     assert!(out.contains(&bind), "{out:?}");
+    assert_eq!(session.rejects().migrations(), 1);
+}
+
+#[test]
+fn the_pin_stays_when_it_serves_again_before_that() {
+    let mut session = Session::new(Epoch(0));
+    serve(&mut session, 1, 0, true);
+    for request in 2..40 {
+        if request % 3 == 0 {
+            serve(&mut session, request, 0, false);
+        } else {
+            rejected_by(&mut session, request, 0, 1);
+        }
+    }
+    assert_eq!(session.rejects().migrations(), 0);
+}
+
+#[test]
+fn the_pin_leaves_a_lost_worker_at_once_and_free_of_charge() {
+    let mut session = Session::new(Epoch(0));
+    serve(&mut session, 1, 0, true);
+    session.step(Micros(0), Fact::Arrived(turn(2)));
+    let gone = TurnFact::Ranked(Ranking {
+        offers: vec![Offer {
+            worker: worker(2),
+            not_before: Micros(0),
+        }],
+        pin_gone: Some(MigrationReason::Drain),
+        workers: 3,
+        rejects_max: REJECTS_MAX,
+    });
+    session.step(Micros(0), about(2, 0, gone));
+    session.step(Micros(0), about(2, 0, TurnFact::Started));
+    session.step(Micros(0), about(2, 0, commit(0)));
+    assert_eq!((session.pin(), session.rejects().migrations()), (Some(&worker(2)), 0));
+}
+
+fn asked(actions: &[Action]) -> Option<&WorkerId> {
+    actions.iter().find_map(|a| match a {
+        Action::AskRun { worker, .. } => Some(worker),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_paused_worker_is_asked_when_its_pause_is_over_and_not_before() {
+    let until = Micros::from_millis(700);
+    let mut session = Session::new(Epoch(0));
+    session.step(Micros(0), Fact::Arrived(turn(1)));
+    let out = session.step(
+        Micros(0),
+        about(1, 0, ranked(&[(0, until), (1, Micros(0)), (2, until)])),
+    );
+    assert_eq!(asked(&out), Some(&worker(1)), "one that is not paused goes first");
+    let out = session.step(Micros(0), about(1, 0, TurnFact::Rejected(RejectReason::NoSpace)));
+    assert_eq!((asked(&out), session.next_deadline()), (None, Some(until)));
+    assert!(session.step(Micros(until.0 - 1), Fact::Tick).is_empty());
+    assert_eq!(asked(&session.step(until, Fact::Tick)), Some(&worker(0)));
+}
+
+#[test]
+fn a_paused_pin_in_front_is_waited_for_but_never_longer_than_a_pause_may_last() {
+    let mut session = Session::new(Epoch(0));
+    serve(&mut session, 1, 0, true);
+    session.step(Micros(0), Fact::Arrived(turn(2)));
+    let out = session.step(Micros(0), about(2, 0, ranked(&[(0, FAR), (1, Micros(0))])));
+    assert_eq!((asked(&out), session.next_deadline()), (None, Some(PAUSE_MAX)));
+    // Lost in the meantime: the other one is asked when the wait is over.
+    let mut lost = session.clone();
+    lost.step(Micros(0), Fact::WorkerLost(worker(0)));
+    assert_eq!(asked(&lost.step(PAUSE_MAX, Fact::Tick)), Some(&worker(1)));
+    assert_eq!(asked(&session.step(PAUSE_MAX, Fact::Tick)), Some(&worker(0)));
+}
+
+#[test]
+fn a_request_that_has_ended_is_told_its_end_again() {
+    let mut session = Session::new(Epoch(0));
+    serve(&mut session, 1, 0, true);
+    let again = |n: u128| Action::FinishAgain {
+        request: RequestId(n),
+        outcome: Outcome::Completed(Path::Seed),
+    };
+    assert_eq!(session.step(Micros(0), Fact::Arrived(turn(1))), [again(1)]);
+    assert_eq!(session.next_turn(), TurnIndex(1));
+    for request in 2..2 + ENDED_MAX as u128 {
+        serve(&mut session, request, 0, false);
+    }
+    assert_eq!((session.ended(RequestId(1)), session.ended.len()), (None, ENDED_MAX));
+}
+
+#[test]
+fn an_answer_that_is_complete_ends_at_once() {
+    let mut session = Session::new(Epoch(3));
+    let whole = Turn {
+        already_sent: 50,
+        ..turn(1)
+    };
+    let out = session.step(Micros(0), Fact::Arrived(whole));
+    let done = Action::Finish {
+        request: RequestId(1),
+        outcome: Outcome::Completed(Path::Direct),
+    };
+    assert_eq!(out, [Action::Persist, done]);
+    assert_eq!((session.next_turn(), session.committed_tokens()), (TurnIndex(1), 100));
+}
+
+#[test]
+fn a_worker_lost_after_its_last_token_ends_the_turn() {
+    let mut session = Session::new(Epoch(0));
+    session.step(Micros(0), Fact::Arrived(turn(1)));
+    session.step(Micros(0), about(1, 0, free(&[0])));
+    let tokens: Vec<u32> = (0..50).collect();
+    session.step(Micros(0), about(1, 0, TurnFact::Progress { offset: 0, tokens }));
+    let out = session.step(Micros(0), Fact::WorkerLost(worker(0)));
+    assert!(
+        matches!(out[..], [Action::Abort { .. }, Action::Persist, Action::Finish { .. }]),
+        "{out:?}"
+    );
+}
+
+#[test]
+fn an_end_without_a_start_counts() {
+    let mut session = Session::new(Epoch(0));
+    session.step(Micros(0), Fact::Arrived(turn(1)));
+    session.step(Micros(0), about(1, 0, free(&[0])));
+    session.step(Micros(0), about(1, 0, TurnFact::Permit(PermitId(1))));
+    session.step(Micros(0), about(1, 0, commit(2)));
+    assert_eq!(session.ended(RequestId(1)), Some(Outcome::Completed(Path::Seed)));
+}
+
+#[test]
+fn a_running_turn_that_goes_silent_is_asked_for_again() {
+    let mut session = Session::new(Epoch(0));
+    session.step(Micros(0), Fact::Arrived(turn(1)));
+    session.step(Micros(0), about(1, 0, free(&[0])));
+    session.step(Micros(0), about(1, 0, TurnFact::Started));
+    let out = session.step(SILENCE_MAX, Fact::Tick);
+    assert!(matches!(out[..], [Action::AskRun { attempt: 1, .. }]), "{out:?}");
 }
 
 #[test]
 fn a_worker_lost_in_mid_stream_does_not_show_in_the_stream() {
     let mut session = Session::new(Epoch(0));
     session.step(Micros(0), Fact::Arrived(turn(1)));
-    session.step(Micros(0), about(1, 0, TurnFact::Ranked(vec![worker(0)])));
+    session.step(Micros(0), about(1, 0, free(&[0])));
     session.step(Micros(0), about(1, 0, TurnFact::Started));
     session.step(
         Micros(0),
@@ -120,11 +288,12 @@ fn a_worker_lost_in_mid_stream_does_not_show_in_the_stream() {
         out.contains(&Action::Route {
             request: RequestId(1),
             attempt: 1,
-            avoid: vec![worker(0)]
+            avoid: vec![worker(0)],
+            rejects: vec![],
         }),
         "{out:?}"
     );
-    let out = session.step(Micros(0), about(1, 1, TurnFact::Ranked(vec![worker(1)])));
+    let out = session.step(Micros(0), about(1, 1, free(&[1])));
     assert!(matches!(out[..], [Action::AskRun { already_sent: 3, .. }]), "{out:?}");
     session.step(Micros(0), about(1, 1, TurnFact::Started));
     let late = session.step(
@@ -167,7 +336,7 @@ fn a_worker_lost_in_mid_stream_does_not_show_in_the_stream() {
 fn without_a_worker_the_turn_ends_at_its_deadline_with_a_reason() {
     let mut session = Session::new(Epoch(0));
     session.step(Micros(0), Fact::Arrived(turn(1)));
-    session.step(Micros(0), about(1, 0, TurnFact::Ranked(vec![])));
+    session.step(Micros(0), about(1, 0, free(&[])));
     let out = session.step(FAR, Fact::Tick);
     let failed = Action::Finish {
         request: RequestId(1),
@@ -178,7 +347,7 @@ fn without_a_worker_the_turn_ends_at_its_deadline_with_a_reason() {
 
 fn any_turn_fact() -> impl Strategy<Value = TurnFact> {
     prop_oneof![
-        prop::collection::vec(0u8..3, 0..4).prop_map(|w| TurnFact::Ranked(w.into_iter().map(worker).collect())),
+        prop::collection::vec((0u8..3, (0u64..2).prop_map(Micros)), 0..4).prop_map(|offers| ranked(&offers)),
         Just(TurnFact::Started),
         Just(TurnFact::Started),
         Just(TurnFact::Permit(PermitId(1))),
@@ -212,6 +381,7 @@ proptest! {
         let mut accepted = std::collections::BTreeSet::new();
         let mut ended = std::collections::BTreeMap::<RequestId, u32>::new();
         let mut sent = std::collections::BTreeMap::<RequestId, u32>::new();
+        // By worker: one that is asked for a turn again goes on with it, whatever the attempt.
         let mut legs = std::collections::BTreeSet::new();
         let closing = std::iter::once((None, Fact::Tick)).map(|f| (FAR, f));
         for (now, (turn_fact, other)) in facts.into_iter().map(|f| (Micros(0), f)).chain(closing) {
@@ -233,11 +403,11 @@ proptest! {
             let before = session.next_turn();
             for action in session.step(now, fact) {
                 match action {
-                    Action::AskRun { worker, request, attempt, .. } => {
+                    Action::AskRun { worker, request, .. } => {
                         if closes_leg { legs.clear(); }
-                        legs.insert((worker, request, attempt));
+                        legs.insert((worker, request));
                     }
-                    Action::Abort { worker, request, attempt, .. } => { legs.remove(&(worker, request, attempt)); }
+                    Action::Abort { worker, request, .. } => { legs.remove(&(worker, request)); }
                     Action::Relay { request, offset, tokens } => {
                         let next = sent.entry(request).or_default();
                         prop_assert_eq!(offset, *next);
@@ -276,5 +446,39 @@ proptest! {
         let before = session.clone();
         prop_assert!(session.step(Micros(0), about(1, attempt - 1, late)).is_empty());
         prop_assert_eq!(session, before);
+    }
+
+    /// A session that moves to a new owner after every few facts keeps its chain, its pin and what is left of its budget,
+    /// and goes on; what the snapshot does not hold are turns under way, which the gateway sends again.
+    #[test]
+    fn a_restored_session_goes_on_where_the_snapshot_stands(
+        lives in prop::collection::vec(prop::collection::vec(any_fact(), 0..30), 1..5),
+    ) {
+        let mut session = Session::new(Epoch(0));
+        for (epoch, facts) in lives.into_iter().enumerate() {
+            let snapshot = session.snapshot();
+            let text = serde_json::to_string(&snapshot).unwrap();
+            let read: Snapshot = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(&read, &snapshot);
+            session = Session::restore(Epoch(epoch as u64), &read);
+            let same_but_epoch = Snapshot { epoch: Epoch(epoch as u64), ..snapshot.clone() };
+            prop_assert_eq!(session.snapshot(), same_but_epoch);
+            prop_assert_eq!(session.pin().map(WorkerId::as_str), snapshot.pin.as_deref());
+            let mut persisted = session.snapshot();
+            for (turn_fact, other) in facts {
+                let fact = match (turn_fact, session.active.as_ref()) {
+                    (Some((_, fact)), Some(a)) => Fact::Turn { request: a.turn.request, attempt: a.attempt, fact },
+                    _ => other,
+                };
+                let before = session.next_turn();
+                let out = session.step(Micros(0), fact);
+                if out.contains(&Action::Persist) {
+                    persisted = session.snapshot();
+                }
+                prop_assert_eq!(&persisted, &session.snapshot(), "a change that no snapshot was asked for");
+                prop_assert!(session.next_turn() >= before);
+                prop_assert!(session.attempt(RequestId(1)).is_none_or(|n| n >> 12 == epoch as u32));
+            }
+        }
     }
 }

@@ -49,6 +49,25 @@ fn span(amount: u128, per_sec: u64) -> Micros {
 }
 
 impl CostModel {
+    /// The same work done `speed` times as fast, for demonstrations; below 1 it is slower, and nonsense (0, not a number) changes nothing.
+    #[must_use]
+    pub fn faster(&self, speed: f64) -> Self {
+        if !speed.is_finite() || speed <= 0.0 {
+            return self.clone();
+        }
+        let span = |m: Micros| Micros((m.0 as f64 / speed) as u64);
+        let rate = |per_sec: u64| (per_sec as f64 * speed) as u64;
+        Self {
+            ttft_base: span(self.ttft_base),
+            prefill_tokens_per_sec: rate(self.prefill_tokens_per_sec),
+            decode_step: span(self.decode_step),
+            decode_per_request: span(self.decode_per_request),
+            kv_bytes_per_token: self.kv_bytes_per_token,
+            link_bytes_per_sec: rate(self.link_bytes_per_sec),
+            host_bytes_per_sec: rate(self.host_bytes_per_sec),
+        }
+    }
+
     /// Time in which the engine prefills `tokens`, without the fixed part.
     pub fn prefill(&self, tokens: u64) -> Micros {
         span(u128::from(tokens), self.prefill_tokens_per_sec)

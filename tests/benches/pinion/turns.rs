@@ -1,0 +1,322 @@
+//! What the control plane adds to a turn: real processes of `pinion up` with an engine that costs nothing, against the same
+//! engine called in this process. Every measured turn is a warm direct append; the two ways take turns.
+
+use crate::alloc;
+use crate::table::{Row, Section, percentile};
+use pinion_actors::{Engine, EngineOutput, Job};
+use pinion_gpu_agent::engine::sim::{CostModel, SimConfig, SimEngine};
+use pinion_schemas::{Micros, RequestId};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Turns per row.
+const TURNS: usize = 1_000;
+/// Turns before them that do not count.
+const WARM: usize = 50;
+/// Tokens a turn appends to what its D holds, and tokens it generates.
+const APPEND: usize = 40;
+const ANSWER: u32 = 8;
+/// Pause between turns: what a turn leaves to do after its last token (commit, snapshot) is done by then.
+const REST: Duration = Duration::from_millis(4);
+/// Tokens of each stream.
+const STREAM: u32 = 20_000;
+/// Sessions made in the real cluster.
+const SESSIONS: usize = 10_000;
+/// Connections that make them.
+const MAKERS: usize = 8;
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// No work takes time. Each step still has its smallest unit, 1 µs.
+fn engine() -> SimConfig {
+    let cost = CostModel {
+        ttft_base: Micros::ZERO,
+        prefill_tokens_per_sec: 1_000_000_000_000,
+        decode_step: Micros::ZERO,
+        decode_per_request: Micros::ZERO,
+        link_bytes_per_sec: 1_000_000_000_000_000,
+        ..CostModel::default()
+    };
+    SimConfig {
+        device_pages: 200_000,
+        cost,
+        ..SimConfig::default()
+    }
+}
+
+/// A cluster of its own, stopped when dropped.
+struct Cluster {
+    binary: PathBuf,
+    dir: PathBuf,
+    address: String,
+}
+
+impl Cluster {
+    fn up() -> Result<Self, Failure> {
+        let here = std::env::current_exe()?;
+        let beside = here.parent().and_then(|deps| deps.parent()).map(|d| d.join("pinion"));
+        let named = std::env::var_os("PINION_BIN").map(PathBuf::from);
+        let binary = named.or(beside).filter(|b| b.is_file());
+        let binary = binary.ok_or("no binary: `cargo build --release -p pinion` makes it, or set PINION_BIN")?;
+        let dir = std::env::temp_dir().join(format!("pinion-bench-{}", std::process::id()));
+        std::fs::create_dir_all(&dir)?;
+        let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+        let engine = toml::to_string(&engine())?.replace("[cost]", "[engine.cost]");
+        let prefill = engine.replace("[engine.cost]", "[prefill_engine.cost]");
+        let file = dir.join("bench.toml");
+        std::fs::write(&file, format!("[engine]\n{engine}\n[prefill_engine]\n{prefill}"))?;
+        let cluster = Self { binary, dir, address };
+        let ended = cluster
+            .command(&["up", "--prefill", "1", "--decode", "1", "--listen", &cluster.address])
+            .arg("--config")
+            .arg(&file)
+            .status()?;
+        if ended.success() {
+            Ok(cluster)
+        } else {
+            Err("`pinion up` failed".into())
+        }
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.binary);
+        command.args(words).arg("--dir").arg(&self.dir).stdout(Stdio::null());
+        command.env("PINION_LOG", "warn").env_remove("PINION_CONFIG");
+        command
+    }
+
+    fn pid(&self, name: &str) -> Result<String, Failure> {
+        let state: serde_json::Value = serde_json::from_slice(&std::fs::read(self.dir.join("state.json"))?)?;
+        let processes = state["processes"].as_array().ok_or("no processes in state.json")?;
+        let found = processes.iter().find(|p| p["name"] == name).ok_or("no such process")?;
+        Ok(found["pid"].to_string())
+    }
+
+    fn client(&self) -> Result<Client, Failure> {
+        let socket = TcpStream::connect(&self.address)?;
+        socket.set_nodelay(true)?;
+        socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let reader = BufReader::with_capacity(1 << 16, socket.try_clone()?);
+        Ok(Client { socket, reader })
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = self.command(&["down"]).status();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// What a streamed turn showed.
+struct Seen {
+    first: Duration,
+    whole: Duration,
+    /// Events with text.
+    chunks: u32,
+    path: String,
+}
+
+/// One kept-alive HTTP connection, as plain as can be.
+struct Client {
+    socket: TcpStream,
+    reader: BufReader<TcpStream>,
+}
+
+impl Client {
+    fn turn(&mut self, session: &str, prompt: &str, max_tokens: u32) -> Result<Seen, Failure> {
+        let body = format!(r#"{{"model":"pinion-sim","stream":true,"max_tokens":{max_tokens},"prompt":"{prompt}"}}"#);
+        let request = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\nx-session-id: {session}\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let begun = Instant::now();
+        self.socket.write_all(request.as_bytes())?;
+        let mut line = String::new();
+        self.line(&mut line)?;
+        if !line.starts_with("HTTP/1.1 200") {
+            let mut rest = vec![0; 2_048];
+            let got = self.reader.read(&mut rest)?;
+            return Err(format!("{line}{}", String::from_utf8_lossy(&rest[..got])).into());
+        }
+        while !line.trim().is_empty() {
+            self.line(&mut line)?;
+        }
+        let (mut first, mut chunks, mut path) = (None, 0, String::new());
+        // Chunk sizes are lines of their own and are skipped like the empty ones.
+        loop {
+            self.line(&mut line)?;
+            let Some(data) = line.strip_prefix("data: ") else {
+                if line.trim() == "0" {
+                    self.line(&mut line)?;
+                    break;
+                }
+                continue;
+            };
+            if data.contains("\"error\"") {
+                return Err(data.into());
+            }
+            first.get_or_insert_with(|| begun.elapsed());
+            if let Some((_, tail)) = data.split_once("\"path\":\"") {
+                path = tail.split('"').next().unwrap_or_default().to_owned();
+            } else if data.starts_with('{') {
+                chunks += 1;
+            }
+        }
+        let (first, whole) = (first.ok_or("no token")?, begun.elapsed());
+        Ok(Seen {
+            first,
+            whole,
+            chunks,
+            path,
+        })
+    }
+
+    fn line(&mut self, line: &mut String) -> Result<(), Failure> {
+        line.clear();
+        match self.reader.read_line(line)? {
+            0 => Err("the gateway closed the connection".into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The same turn in this process: time to its first token.
+fn direct(engine: &mut SimEngine, origin: Instant, number: u128, prompt: &str) -> Result<Duration, Failure> {
+    let now = || Micros(origin.elapsed().as_micros() as u64);
+    let request = RequestId(number);
+    let job = Job {
+        request,
+        tokens: prompt.bytes().map(u32::from).collect(),
+        max_new_tokens: ANSWER,
+        tenant: None,
+    };
+    let begun = Instant::now();
+    Engine::submit(engine, now(), job)?;
+    let mut first = None;
+    loop {
+        for output in Engine::advance(engine, now()) {
+            match output {
+                EngineOutput::Token(..) => drop(first.get_or_insert_with(|| begun.elapsed())),
+                EngineOutput::Finished { .. } => return Ok(first.ok_or("no token")?),
+                EngineOutput::Stored(_) | EngineOutput::Evicted(_) => {}
+            }
+        }
+    }
+}
+
+fn first_token(cluster: &Cluster, tokens: usize, goal: bool) -> Result<Vec<Row>, Failure> {
+    eprintln!("turns: {tokens} tokens");
+    let (mut client, session) = (cluster.client()?, format!("bench-{tokens}"));
+    let (mut here, origin) = (SimEngine::new(engine()), Instant::now());
+    let base: String = (0..tokens.saturating_sub(APPEND))
+        .map(|i| char::from(b'a' + (i * 7 % 26) as u8))
+        .collect();
+    let (mut via, mut alone, mut indirect) = (Vec::new(), Vec::new(), 0);
+    for i in 0..TURNS + WARM {
+        let prompt = format!("{base}{i:0>width$}", width = APPEND.min(tokens));
+        let own = direct(&mut here, origin, i as u128, &prompt)?;
+        let seen = client.turn(&session, &prompt, ANSWER)?;
+        if i >= WARM {
+            alone.push(own);
+            via.push(seen.first);
+            indirect += u32::from(seen.path != "direct");
+        }
+        std::thread::sleep(REST);
+    }
+    if indirect > 0 {
+        return Err(format!("{indirect} of {TURNS} turns were not direct").into());
+    }
+    alone.sort_unstable();
+    let median = percentile(&alone, 0.5);
+    let added = Row::micros(format!("added to first token, prompt of {tokens}"), &mut via, median);
+    Ok(vec![
+        if goal { added.goal(500.0, Some(3_000.0)) } else { added },
+        Row::micros(format!("engine alone, prompt of {tokens}"), &mut alone, Duration::ZERO),
+    ])
+}
+
+fn streams(cluster: &Cluster, count: usize) -> Result<Vec<Row>, Failure> {
+    eprintln!("turns: {count} streams");
+    let begun = Instant::now();
+    let stream = |i: usize| {
+        cluster
+            .client()?
+            .turn(&format!("stream-{count}-{i}"), "tell me", STREAM)
+    };
+    let seen: Vec<Seen> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count).map(|i| scope.spawn(move || stream(i))).collect();
+        let joined = threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|_| Err("a client panicked".into())));
+        joined.collect::<Result<_, _>>()
+    })?;
+    let (took, chunks) = (
+        begun.elapsed().as_secs_f64(),
+        seen.iter().map(|s| s.chunks).sum::<u32>(),
+    );
+    let slowest = seen.iter().map(|s| s.whole).max().unwrap_or_default();
+    eprintln!("  {chunks} chunks, slowest stream {slowest:?}");
+    let tokens = count as f64 * f64::from(STREAM);
+    Ok(vec![
+        Row::value(
+            format!("streamed chunks, {count} at once"),
+            "/s",
+            f64::from(chunks) / took,
+        ),
+        Row::value(format!("streamed tokens, {count} at once"), "/s", tokens / took),
+    ])
+}
+
+fn sessions(cluster: &Cluster) -> Result<Vec<Row>, Failure> {
+    eprintln!("turns: {SESSIONS} sessions in a real cluster");
+    let control = cluster.pid("control-0")?;
+    let (before, begun) = (alloc::resident(&control), Instant::now());
+    let make = |maker: usize| -> Result<(), Failure> {
+        let mut client = cluster.client()?;
+        for i in (maker..SESSIONS).step_by(MAKERS) {
+            client.turn(&format!("{i:08x}-6d0a-4f8e-9a53-1c7f7b0e0001"), "hello", 1)?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..MAKERS).map(|m| scope.spawn(move || make(m))).collect();
+        let joined = threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|_| Err("a client panicked".into())));
+        joined.collect::<Result<Vec<()>, _>>()
+    })?;
+    let took = begun.elapsed().as_secs_f64();
+    std::thread::sleep(Duration::from_secs(1));
+    let grown = alloc::resident(&control).saturating_sub(before) as f64;
+    Ok(vec![
+        Row::value(
+            format!("real: RSS of control per session, {SESSIONS} sessions"),
+            "B",
+            grown / SESSIONS as f64,
+        )
+        .goal(4096.0, None),
+        Row::value(format!("real: time to make {SESSIONS}, {MAKERS} at once"), "s", took),
+    ])
+}
+
+/// Measures; the second part belongs to the sessions' memory.
+pub fn run() -> Result<(Section, Vec<Row>), Failure> {
+    let cluster = Cluster::up()?;
+    let mut rows = first_token(&cluster, APPEND, false)?;
+    rows.extend(first_token(&cluster, 8_000, true)?);
+    for count in [1, 16] {
+        rows.extend(streams(&cluster, count)?);
+    }
+    let memory = sessions(&cluster)?;
+    let how = format!(
+        "{TURNS} warm direct turns a row, {APPEND} tokens new in each, {} ms apart; less the median alone",
+        REST.as_millis()
+    );
+    let title = "a turn: gateway + control + NATS over the engine alone";
+    Ok((Section { title, how, rows }, memory))
+}
