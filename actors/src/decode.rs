@@ -16,8 +16,8 @@ use pinion_schemas::messages::{
 };
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{
-    ChainHasher, ClusterId, Epoch, Micros, PageHash, Path, PermitId, RejectReason, RequestId, SessionId, TurnIndex,
-    WorkerId,
+    ChainHasher, ClusterId, Epoch, Micros, PageHash, Path, PermitId, RejectReason, RequestId, SeedReason, SessionId,
+    TurnIndex, WorkerId,
 };
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -48,6 +48,9 @@ struct Turn {
     run: Run,
     chain: Vec<PageHash>,
     path: Path,
+    /// Why it needs a seed, if it does.
+    why: SeedReason,
+    /// What was here when it came; pages that a seed brought are not counted.
     cached_tokens: u32,
     /// The whole answer.
     answer: Vec<u32>,
@@ -228,8 +231,9 @@ impl<E: Engine> Decode<E> {
         let prefix_pages = match resident {
             // Nothing of it is here: a new session, or one that comes from elsewhere.
             0 => run.prefix_pages.min(tokens / page),
-            // A new session is seeded, whatever others have left here.
-            _ if run.turn == TurnIndex(0) => run.prefix_pages.min(resident),
+            // A new session is seeded, whatever others have left here; but one of which most is here is not new: its owner
+            // and the store have lost what they knew of it.
+            _ if run.turn == TurnIndex(0) && resident <= tokens / page / 2 => run.prefix_pages.min(resident),
             // Less than the session's prefix if the tail was evicted: then what is lost counts as append. More if the turn
             // was here before and did not end.
             _ => resident,
@@ -248,11 +252,15 @@ impl<E: Engine> Decode<E> {
             deadline: now.plus(run.time_left),
         };
         let answer = run.tokens[prompt_tokens..].to_vec();
+        let why = self
+            .ledger
+            .why_seeded(&ask, run.prefix_pages, run.pinned, run.prefix_changed);
         let turn = Turn {
             flushed: answer.len(),
             chain,
             path: Path::Direct,
-            cached_tokens: 0,
+            why,
+            cached_tokens: resident * page,
             answer,
             submitted: false,
             run,
@@ -330,7 +338,7 @@ impl<E: Engine> Decode<E> {
                 }
             }
             Decision::Permit { permit, expires } => {
-                turn.path = if turn.run.prefix_pages == 0 {
+                turn.path = if turn.run.turn == TurnIndex(0) {
                     Path::Seed
                 } else {
                     Path::Reseed
@@ -407,7 +415,9 @@ impl<E: Engine> Decode<E> {
         match self.engine.submit(now, job) {
             Ok(cached) => {
                 turn.submitted = true;
-                turn.cached_tokens = cached as u32;
+                if turn.path == Path::Direct {
+                    turn.cached_tokens = cached as u32;
+                }
                 true
             }
             Err(error) => {
@@ -549,6 +559,7 @@ impl<E: Engine> Decode<E> {
                 request,
                 attempt,
                 path: if turn.run.keep { turn.path } else { Path::Fallback },
+                why: (turn.path != Path::Direct).then_some(turn.why),
                 context_tokens: prompt + turn.answer.len() as u32,
                 committed_tokens,
                 tip,

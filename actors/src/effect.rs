@@ -24,6 +24,13 @@ pub enum Input {
         /// What came of it.
         result: Result<Message, BusError>,
     },
+    /// The answer to [`Effect::Get`] number `token`.
+    Got {
+        /// Which.
+        token: u64,
+        /// What stands there; nothing also if the store did not answer in time.
+        value: Option<Bytes>,
+    },
     /// From another actor of the same process.
     Local(Local),
     /// The time the role asked for has come.
@@ -127,6 +134,15 @@ pub enum Effect {
     Tell(String, Local),
     /// Write to the key-value bucket, whatever stands there.
     Put(String, Bytes),
+    /// Read from the key-value bucket; the value comes back as [`Input::Got`].
+    Get {
+        /// Number that comes back with it.
+        token: u64,
+        /// The key.
+        key: String,
+        /// How long to wait.
+        deadline: Duration,
+    },
 }
 
 /// The effects of one step, in the order in which they are to be performed.
@@ -169,6 +185,12 @@ impl Effects {
             deadline,
         });
         true
+    }
+
+    /// Reads from the key-value bucket.
+    pub fn get(&mut self, token: u64, key: String, deadline: Micros) {
+        let deadline = Duration::from_micros(deadline.0);
+        self.0.push(Effect::Get { token, key, deadline });
     }
 
     /// Answers in JSON, for people.

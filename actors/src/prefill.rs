@@ -380,7 +380,7 @@ impl<E: Engine> Role for Prefill<E> {
         match input {
             Input::Message(message) => self.on_message(now, &message, out),
             Input::Reply { token, result } => self.on_ack(token, result, out),
-            Input::Local(_) | Input::Tick => {}
+            Input::Local(_) | Input::Got { .. } | Input::Tick => {}
         }
         self.advance(now, out);
         if self.next_heartbeat <= now {

@@ -3,23 +3,26 @@
 //! It turns `Submit` and what workers report into facts, and the machine's actions into messages. What happens to a turn is
 //! decided in the machine; here is only who is told how.
 
-use crate::effect::{Effect, Effects, Input, Local, Role, RouteAnswer, RouteAsk, Tried};
-use bytes::Bytes;
+mod acts;
+mod answers;
+mod view;
+
+use crate::effect::{Effect, Effects, Input, Local, Role, RouteAnswer, Tried};
+use answers::Answers;
 use pinion_bus::{BusError, Message};
-use pinion_core::session::{self, Action, Commit, Fact, Outcome, Session, TurnFact};
+use pinion_core::session::{self, Commit, Fact, Outcome, Session, Snapshot, TurnFact};
 use pinion_schemas::messages::{
-    Abort, Accepted, Cancel, Chunk, Completed, Failed, LegFailed, Permit, PermitExpired, PermitQueued, Probe, ProbeAck,
-    Reject, Run, Seed, SeedDone, Started, Submit,
+    Accepted, Cancel, Chunk, Completed, Failed, LegFailed, Permit, PermitExpired, PermitQueued, Probe, ProbeAck,
+    Reject, SeedDone, Started, Submit,
 };
 use pinion_schemas::shard::shard_of;
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{
-    AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, PermitId, RejectReason, RequestId, SessionId,
-    WorkerId,
+    AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, RejectReason, RequestId, SessionId, WorkerId,
 };
-use serde::Serialize;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use view::Said;
 
 /// Name of the router's actor in the process.
 pub const ROUTER: &str = "router";
@@ -29,10 +32,8 @@ pub const SESSIONS: &str = "sessions";
 const SESSIONS_MAX: usize = 200_000;
 /// How long a worker may take to answer `Run` or `Seed`: it does so at once or is in trouble (design §4, 2 s for a dead partner).
 const ANSWER_PATIENCE: Micros = Micros::from_millis(1_500);
-/// Completed turns whose answer is kept for a client that has not heard of it; it asks again within seconds.
-const ANSWERS_MAX: usize = 4_096;
-/// Tokens of them: 16 MB.
-const ANSWER_TOKENS_MAX: usize = 4 << 20;
+/// How long the store may take to say what it has of a session; after that it goes on with what workers hold.
+const STORE_PATIENCE: Micros = Micros::from_secs(1);
 /// Shortest advice to a client whose turn failed.
 const RETRY_AFTER_MILLIS: u32 = 1_000;
 
@@ -50,8 +51,12 @@ pub struct SessionsConfig {
 struct Entry {
     machine: Session,
     last_used: Micros,
-    /// Counts by path, for `explain`.
+    /// Turns that ended here.
     turns: u32,
+    /// Turns that came before the snapshot of the session's last owner was read.
+    opening: Option<Vec<session::Turn>>,
+    /// When it is looked at again; its machine may have nothing to do then.
+    due: Option<Micros>,
 }
 
 /// What a turn carries while it runs.
@@ -69,35 +74,6 @@ struct Turn {
     asked: Option<(WorkerId, u32)>,
     /// The D's word that the turn is complete.
     end: Option<Completed>,
-}
-
-/// The ends of turns that completed lately, for clients that have not heard of theirs. The oldest go first.
-#[derive(Default)]
-struct Answers {
-    by_request: BTreeMap<RequestId, Completed>,
-    order: VecDeque<RequestId>,
-    tokens: usize,
-}
-
-impl Answers {
-    fn push(&mut self, done: Completed) {
-        if self.by_request.contains_key(&done.request) {
-            return;
-        }
-        self.tokens += done.answer.len();
-        self.order.push_back(done.request);
-        self.by_request.insert(done.request, done);
-        while self.order.len() > ANSWERS_MAX || self.tokens > ANSWER_TOKENS_MAX {
-            let Some(oldest) = self.order.pop_front() else { return };
-            if let Some(old) = self.by_request.remove(&oldest) {
-                self.tokens -= old.answer.len();
-            }
-        }
-    }
-
-    fn get(&self, request: RequestId) -> Option<&Completed> {
-        self.by_request.get(&request)
-    }
 }
 
 enum Asked {
@@ -118,29 +94,14 @@ pub struct Sessions {
     notify: String,
     owned: BTreeMap<u16, Epoch>,
     sessions: BTreeMap<SessionId, Entry>,
-    idle: BTreeMap<(Micros, SessionId), ()>,
+    idle: BTreeSet<(Micros, SessionId)>,
+    due: BTreeSet<(Micros, SessionId)>,
     turns: BTreeMap<RequestId, Turn>,
     pending: BTreeMap<u64, Pending>,
+    /// Sessions whose snapshot is being read.
+    opening: BTreeMap<u64, SessionId>,
     completed: Answers,
     next_token: u64,
-}
-
-#[derive(Serialize)]
-struct View<'a, S: Serialize> {
-    session: &'a SessionId,
-    owner: &'a WorkerId,
-    turns: u32,
-    state: &'a S,
-}
-
-#[derive(Serialize)]
-struct Event<'a> {
-    session: &'a SessionId,
-    at_micros: u64,
-    request: Option<String>,
-    what: &'a str,
-    worker: Option<&'a WorkerId>,
-    detail: Option<&'a str>,
 }
 
 impl Sessions {
@@ -157,9 +118,11 @@ impl Sessions {
             notify,
             owned: BTreeMap::new(),
             sessions: BTreeMap::new(),
-            idle: BTreeMap::new(),
+            idle: BTreeSet::new(),
+            due: BTreeSet::new(),
             turns: BTreeMap::new(),
             pending: BTreeMap::new(),
+            opening: BTreeMap::new(),
             completed: Answers::default(),
             next_token: 0,
         }
@@ -171,7 +134,7 @@ impl Sessions {
         }
         crate::dispatch!(message, {
             Submit(submit) => self.on_submit(now, submit, message, out),
-            Cancel(cancel) => self.step(now, &cancel.session, Fact::Cancelled(cancel.request), out),
+            Cancel(cancel) => self.on_cancel(now, &cancel, out),
             Chunk(c) => self.fact(now, c.request, c.attempt, TurnFact::Progress { offset: c.offset, tokens: c.tokens }, out),
             Completed(done) => self.on_completed(now, done, out),
             Started(s) => self.on_started(now, &s, out),
@@ -181,7 +144,7 @@ impl Sessions {
             Reject(r) => self.on_reject(now, &r, out),
             LegFailed(f) => self.on_leg_failed(now, &f, out),
             SeedDone(_) => {},
-            Probe(p) => out.respond(message, &ProbeAck { nonce: p.nonce, epoch: Epoch(0) }),
+            Probe(p) => out.respond(message, &ProbeAck { nonce: p.nonce, epoch: self.newest_epoch() }),
         });
     }
 
@@ -196,14 +159,13 @@ impl Sessions {
             return out.respond(message, &failed);
         };
         let session = submit.session.clone();
-        self.make_room();
-        let entry = self.sessions.entry(session.clone()).or_insert_with(|| Entry {
-            machine: Session::new(epoch),
-            last_used: now,
-            turns: 0,
-        });
-        self.idle.remove(&(entry.last_used, session.clone()));
-        entry.last_used = now;
+        if !self.sessions.contains_key(&session) {
+            self.open(now, &session, epoch, out);
+        }
+        if let Some(entry) = self.sessions.get_mut(&session) {
+            self.idle.remove(&(entry.last_used, session.clone()));
+            entry.last_used = now;
+        }
         out.respond(
             message,
             &Accepted {
@@ -248,62 +210,117 @@ impl Sessions {
             },
         );
         let what = if repeated { "asked-again" } else { "accepted" };
-        self.event(now, &session, Some(request), what, None, None, out);
-        self.step(now, &session, Fact::Arrived(turn), out);
+        let request = Some(request);
+        self.say(
+            now,
+            &session,
+            Said {
+                request,
+                ..Said::of(what)
+            },
+            out,
+        );
+        self.arrived(now, &session, turn, out);
     }
 
-    /// Drops the session that is idle longest when there are too many.
-    fn make_room(&mut self) {
+    /// Begins to hold a session: asks the store for what its last owner left there.
+    fn open(&mut self, now: Micros, session: &SessionId, epoch: Epoch, out: &mut Effects) {
         while self.sessions.len() >= SESSIONS_MAX {
-            let Some(((_, session), ())) = self.idle.pop_first() else {
-                return;
+            let Some((_, longest_idle)) = self.idle.pop_first() else {
+                break;
             };
-            self.sessions.remove(&session);
+            self.sessions.remove(&longest_idle);
         }
+        let entry = Entry {
+            machine: Session::new(epoch),
+            last_used: now,
+            turns: 0,
+            opening: Some(Vec::new()),
+            due: None,
+        };
+        self.sessions.insert(session.clone(), entry);
+        self.next_token += 1;
+        self.opening.insert(self.next_token, session.clone());
+        out.get(self.next_token, snapshot_key(session), STORE_PATIENCE);
     }
 
-    fn on_inspect(&self, message: &Message, out: &mut Effects) {
-        let Some(parsed) = pinion_schemas::subject::parse(&message.subject) else {
+    /// The store has answered, or did not in time: what it has is only where to look first (design §7).
+    fn opened(&mut self, now: Micros, token: u64, value: Option<&[u8]>, out: &mut Effects) {
+        let Some(session) = self.opening.remove(&token) else {
             return;
         };
-        if parsed.kind == Kind::Router {
-            #[derive(Serialize)]
-            struct Node<'a> {
-                control: &'a WorkerId,
-                shards: usize,
-                sessions: Vec<&'a SessionId>,
-                running_turns: usize,
+        let epoch = self.epoch_of(&session);
+        let Some(entry) = self.sessions.get_mut(&session) else {
+            return;
+        };
+        let Some(turns) = entry.opening.take() else { return };
+        let snapshot: Option<Snapshot> = value.and_then(|text| serde_json::from_slice(text).ok());
+        if let Some(snapshot) = snapshot {
+            entry.machine = Session::restore(epoch, &snapshot);
+            let pin = entry.machine.pin().cloned();
+            let worker = pin.as_ref();
+            self.say(
+                now,
+                &session,
+                Said {
+                    worker,
+                    ..Said::of("restored")
+                },
+                out,
+            );
+        }
+        for turn in turns {
+            self.step(now, &session, Fact::Arrived(turn), out);
+        }
+    }
+
+    fn arrived(&mut self, now: Micros, session: &SessionId, turn: session::Turn, out: &mut Effects) {
+        let Some(entry) = self.sessions.get_mut(session) else {
+            return;
+        };
+        match &mut entry.opening {
+            None => self.step(now, session, Fact::Arrived(turn), out),
+            Some(turns) if turns.len() < session::QUEUED_TURNS_MAX => turns.push(turn),
+            Some(_) => self.finish(now, session, turn.request, Outcome::Refused, out),
+        }
+    }
+
+    fn on_cancel(&mut self, now: Micros, cancel: &Cancel, out: &mut Effects) {
+        let (session, request) = (&cancel.session, cancel.request);
+        let opening = self.sessions.get_mut(session).and_then(|e| e.opening.as_mut());
+        match opening {
+            None => self.step(now, session, Fact::Cancelled(request), out),
+            Some(turns) => {
+                turns.retain(|t| t.request != request);
+                self.finish(now, session, request, Outcome::Cancelled, out);
             }
-            // A list for people: the first thousand by name.
-            let sessions = self.sessions.keys().take(1_000).collect();
-            let (shards, running_turns) = (self.owned.len(), self.turns.len());
-            return out.respond_json(
-                message,
-                &Node {
-                    control: &self.config.control,
-                    shards,
-                    sessions,
-                    running_turns,
-                },
-            );
         }
-        // Only the owner answers: others stay silent, so that the asker gets one answer.
-        let found = self
-            .sessions
-            .iter()
-            .find(|(id, _)| id.as_str() == parsed.id || id.token() == parsed.id);
-        if let Some((session, entry)) = found {
-            let (owner, turns, state) = (&self.config.control, entry.turns, entry.machine.view());
-            out.respond_json(
-                message,
-                &View {
-                    session,
-                    owner,
-                    turns,
-                    state,
-                },
-            );
+    }
+
+    /// Lets go of a session that has another owner now.
+    fn close(&mut self, now: Micros, session: &SessionId, newer: Epoch, out: &mut Effects) {
+        self.step(now, session, Fact::Superseded(newer), out);
+        let Some(entry) = self.sessions.get_mut(session) else {
+            return;
+        };
+        for turn in entry.opening.take().unwrap_or_default() {
+            let outcome = Outcome::Failed(AbortReason::Superseded);
+            self.finish(now, session, turn.request, outcome, out);
         }
+        if let Some(entry) = self.sessions.remove(session) {
+            self.idle.remove(&(entry.last_used, session.clone()));
+            if let Some(due) = entry.due {
+                self.due.remove(&(due, session.clone()));
+            }
+        }
+    }
+
+    fn newest_epoch(&self) -> Epoch {
+        self.owned.values().max().copied().unwrap_or_default()
+    }
+
+    fn epoch_of(&self, session: &SessionId) -> Epoch {
+        self.owned.get(&shard_of(session)).copied().unwrap_or_default()
     }
 
     fn fact(&mut self, now: Micros, request: RequestId, attempt: u32, fact: TurnFact, out: &mut Effects) {
@@ -341,15 +358,13 @@ impl Sessions {
         let worker = turn.asked.as_ref().map(|(w, _)| w.clone());
         let what = Tried::Rejected(reject.pause_millis);
         self.left(reject.request, reject.attempt, what, out);
-        self.event(
-            now,
-            &session,
-            Some(reject.request),
-            "rejected",
-            worker.as_ref(),
-            Some(reject.reason.label()),
-            out,
-        );
+        let said = Said {
+            request: Some(reject.request),
+            worker: worker.as_ref(),
+            detail: Some(reject.reason.label()),
+            ..Said::of("rejected")
+        };
+        self.say(now, &session, said, out);
         self.fact(
             now,
             reject.request,
@@ -461,8 +476,7 @@ impl Sessions {
                 let Some(epoch) = self.owned.remove(&shard) else { return };
                 let lost: Vec<SessionId> = self.sessions.keys().filter(|s| shard_of(s) == shard).cloned().collect();
                 for session in lost {
-                    self.step(now, &session, Fact::Superseded(epoch.next()), out);
-                    self.sessions.remove(&session);
+                    self.close(now, &session, epoch.next(), out);
                 }
             }
             Local::RouteAsk(_) | Local::Outcome { .. } => {}
@@ -508,338 +522,30 @@ impl Sessions {
         for action in entry.machine.step(now, fact) {
             self.perform(now, session, action, out);
         }
+        self.schedule(session);
     }
 
-    fn perform(&mut self, now: Micros, session: &SessionId, action: Action, out: &mut Effects) {
-        match action {
-            Action::Route {
-                request,
-                attempt,
-                avoid,
-                rejects,
-            } => {
-                let Some(turn) = self.turns.get(&request) else { return };
-                let pin = self.sessions.get(session).and_then(|e| e.machine.pin().cloned());
-                out.tell(
-                    ROUTER,
-                    Local::RouteAsk(RouteAsk {
-                        from: SESSIONS.to_owned(),
-                        session: session.clone(),
-                        request,
-                        attempt,
-                        pin,
-                        chain: turn.chain.clone(),
-                        context_tokens: turn.submit.prompt.len() as u64,
-                        avoid,
-                        rejects,
-                    }),
-                );
-            }
-            Action::AskRun {
-                worker,
-                request,
-                attempt,
-                fallback,
-                already_sent,
-            } => {
-                self.ask_run(
-                    now,
-                    session,
-                    &worker,
-                    (request, attempt),
-                    fallback.is_none(),
-                    already_sent,
-                    out,
-                );
-            }
-            Action::Seed {
-                worker,
-                request,
-                attempt,
-                permit,
-            } => {
-                self.ask_seed(now, session, &worker, (request, attempt), permit, out);
-            }
-            Action::Abort {
-                worker,
-                request,
-                attempt,
-                reason,
-            } => {
-                let epoch = self.epoch_of(session);
-                let abort = Abort {
-                    request,
-                    attempt,
-                    epoch,
-                    reason,
-                };
-                out.publish(self.subjects.worker(Kind::Decode, &worker, "abort").as_str(), &abort);
-                if let Some(prefill) = self.turns.get_mut(&request).and_then(|t| t.seeding_on.take()) {
-                    out.publish(self.subjects.worker(Kind::Prefill, &prefill, "abort").as_str(), &abort);
-                }
-                self.left(request, attempt, Tried::Ended, out);
-                self.event(
-                    now,
-                    session,
-                    Some(request),
-                    "aborted",
-                    Some(&worker),
-                    Some(reason.label()),
-                    out,
-                );
-            }
-            Action::Relay { request, tokens, .. } => {
-                // The client has them from the worker's own stream; here they are kept for a fail-over.
-                if let Some(turn) = self.turns.get_mut(&request) {
-                    turn.answer.extend(tokens);
-                }
-            }
-            Action::Bind { to, reason, .. } => {
-                self.event(
-                    now,
-                    session,
-                    None,
-                    "bound",
-                    Some(&to),
-                    reason.map(pinion_schemas::MigrationReason::label),
-                    out,
-                );
-            }
-            Action::Persist => self.persist(session, out),
-            Action::Finish { request, outcome } => self.finish(now, session, request, outcome, out),
-            Action::FinishAgain { request, outcome } => {
-                let Some(turn) = self.turns.remove(&request) else {
-                    return;
-                };
-                let reason = match (outcome, self.completed.get(request)) {
-                    (Outcome::Completed(_), Some(done)) => return out.publish(turn.submit.stream, done),
-                    // Its answer is forgotten: the client has to ask anew.
-                    (Outcome::Completed(_), None) => AbortReason::RetriesSpent,
-                    _ => abort_reason(outcome).unwrap_or(AbortReason::RetriesSpent),
-                };
-                let failed = Failed {
-                    request,
-                    reason,
-                    retry_after_millis: RETRY_AFTER_MILLIS,
-                };
-                out.publish(turn.submit.stream, &failed);
-            }
-        }
-    }
-
-    fn epoch_of(&self, session: &SessionId) -> Epoch {
-        self.owned.get(&shard_of(session)).copied().unwrap_or_default()
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "one message's worth of fields, used once")]
-    fn ask_run(
-        &mut self,
-        now: Micros,
-        session: &SessionId,
-        worker: &WorkerId,
-        (request, attempt): (RequestId, u32),
-        keep: bool,
-        already_sent: u32,
-        out: &mut Effects,
-    ) {
-        let epoch = self.epoch_of(session);
-        let Some(entry) = self.sessions.get(session) else {
+    /// Sees to it that the session is looked at in time. A time that has moved on is left as it is: that happens with each
+    /// chunk, and a look too early costs nothing.
+    fn schedule(&mut self, session: &SessionId) {
+        let Some(entry) = self.sessions.get_mut(session) else {
             return;
         };
-        let Some(turn) = self.turns.get(&request) else { return };
-        let sent = &turn.answer[..turn.answer.len().min(already_sent as usize)];
-        let run = Run {
-            request,
-            attempt,
-            session: session.clone(),
-            turn: entry.machine.next_turn(),
-            epoch,
-            class: turn.submit.class,
-            tenant: turn.submit.tenant.clone(),
-            time_left: turn.deadline.since(now),
-            prefix_pages: entry.machine.committed_tokens() / self.config.page_tokens.max(1),
-            tokens: [&turn.submit.prompt[..], sent].concat(),
-            already_sent: sent.len() as u32,
-            max_new_tokens: turn.submit.max_new_tokens.saturating_sub(sent.len() as u32),
-            keep,
-            stream: turn.submit.stream.clone(),
-            notify: self.notify.clone(),
+        let Some(due) = entry.machine.next_deadline() else {
+            return;
         };
-        let subject = self.subjects.worker(Kind::Decode, worker, "run");
-        self.next_token += 1;
-        if out.request(self.next_token, &subject, &run, ANSWER_PATIENCE) {
-            let asked = Asked::Run { worker: worker.clone() };
-            self.pending.insert(
-                self.next_token,
-                Pending {
-                    request,
-                    attempt,
-                    asked,
-                },
-            );
-            let what = Tried::Assigned;
-            let before = self
-                .turns
-                .get_mut(&request)
-                .and_then(|t| t.asked.replace((worker.clone(), attempt)));
-            if let Some((worker, _)) = before {
-                let what = Tried::Ended;
-                out.tell(ROUTER, Local::Outcome { worker, what });
+        if entry.due.is_none_or(|at| due < at) {
+            if let Some(later) = entry.due.replace(due) {
+                self.due.remove(&(later, session.clone()));
             }
-            let worker = worker.clone();
-            out.tell(ROUTER, Local::Outcome { worker, what });
-        } else {
-            self.fact(now, request, attempt, TurnFact::Rejected(RejectReason::NeverFits), out);
+            self.due.insert((due, session.clone()));
         }
-    }
-
-    fn ask_seed(
-        &mut self,
-        now: Micros,
-        session: &SessionId,
-        worker: &WorkerId,
-        (request, attempt): (RequestId, u32),
-        permit: PermitId,
-        out: &mut Effects,
-    ) {
-        let epoch = self.epoch_of(session);
-        let Some(turn) = self.turns.get_mut(&request) else {
-            return;
-        };
-        let healthy = turn.prefill.iter().find(|p| !turn.bad_prefill.contains(p));
-        // With every prefill worker tried, the first may be back; nothing is condemned for good.
-        let Some(prefill) = healthy.or(turn.prefill.first()).cloned() else {
-            let reason = AbortReason::PrefillLost;
-            return self.fact(now, request, attempt, TurnFact::LegFailed(reason), out);
-        };
-        let (decode_epoch, skip_pages) = turn.permit.unwrap_or_default();
-        let seed = Seed {
-            request,
-            attempt,
-            session: session.clone(),
-            epoch,
-            decode: worker.clone(),
-            decode_epoch,
-            permit,
-            tenant: turn.submit.tenant.clone(),
-            tokens: [&turn.submit.prompt[..], &turn.answer[..]].concat(),
-            skip_pages,
-            time_left: turn.deadline.since(now),
-            notify: self.notify.clone(),
-        };
-        turn.seeding_on = Some(prefill.clone());
-        let subject = self.subjects.worker(Kind::Prefill, &prefill, "seed");
-        self.next_token += 1;
-        if out.request(self.next_token, &subject, &seed, ANSWER_PATIENCE) {
-            let asked = Asked::Seed {
-                worker: prefill.clone(),
-            };
-            self.pending.insert(
-                self.next_token,
-                Pending {
-                    request,
-                    attempt,
-                    asked,
-                },
-            );
-        }
-        self.event(now, session, Some(request), "seeding", Some(&prefill), None, out);
-    }
-
-    fn finish(&mut self, now: Micros, session: &SessionId, request: RequestId, outcome: Outcome, out: &mut Effects) {
-        let Some(turn) = self.turns.remove(&request) else {
-            return;
-        };
-        let (what, detail) = match outcome {
-            Outcome::Completed(path) => ("completed", path.label()),
-            Outcome::Cancelled => ("cancelled", AbortReason::ClientGone.label()),
-            Outcome::Failed(reason) => ("failed", reason.label()),
-            Outcome::Refused => ("refused", RejectReason::QueueFull.label()),
-        };
-        if let Some((worker, _)) = turn.asked {
-            let what = Tried::Ended;
-            out.tell(ROUTER, Local::Outcome { worker, what });
-        }
-        if let Outcome::Completed(path) = outcome {
-            let done = turn.end.unwrap_or_else(|| {
-                // No D said so: the client had the whole answer when its D or its session's owner died.
-                let context_tokens = (turn.submit.prompt.len() + turn.answer.len()) as u32;
-                let done = Completed {
-                    request,
-                    attempt: 0,
-                    path,
-                    context_tokens,
-                    committed_tokens: 0,
-                    tip: None,
-                    cached_tokens: 0,
-                    answer: turn.answer,
-                };
-                out.publish(turn.submit.stream.clone(), &done);
-                done
-            });
-            self.completed.push(done);
-        } else if let Some(reason) = abort_reason(outcome) {
-            let failed = Failed {
-                request,
-                reason,
-                retry_after_millis: RETRY_AFTER_MILLIS,
-            };
-            out.publish(turn.submit.stream, &failed);
-        }
-        if let Some(entry) = self.sessions.get_mut(session) {
-            entry.turns += 1;
-            self.idle.insert((entry.last_used, session.clone()), ());
-        }
-        self.event(now, session, Some(request), what, None, Some(detail), out);
-    }
-
-    fn persist(&self, session: &SessionId, out: &mut Effects) {
-        let Some(entry) = self.sessions.get(session) else {
-            return;
-        };
-        match serde_json::to_vec(&entry.machine.snapshot()) {
-            Ok(text) => out
-                .0
-                .push(Effect::Put(format!("session.{}", session.token()), Bytes::from(text))),
-            Err(error) => tracing::error!(%error, "a snapshot cannot be written as JSON"),
-        }
-    }
-
-    #[expect(clippy::too_many_arguments, reason = "the fields of one event")]
-    fn event(
-        &self,
-        now: Micros,
-        session: &SessionId,
-        request: Option<RequestId>,
-        what: &str,
-        worker: Option<&WorkerId>,
-        detail: Option<&str>,
-        out: &mut Effects,
-    ) {
-        let subject = self.subjects.event(Kind::Session, &session.token());
-        let request = request.map(|r| format!("{:032x}", r.0));
-        out.event(
-            &subject,
-            &Event {
-                session,
-                at_micros: now.0,
-                request,
-                what,
-                worker,
-                detail,
-            },
-        );
     }
 }
 
-/// What the client of a turn that did not complete is told.
-fn abort_reason(outcome: Outcome) -> Option<AbortReason> {
-    match outcome {
-        Outcome::Completed(_) => None,
-        Outcome::Cancelled => Some(AbortReason::ClientGone),
-        Outcome::Failed(reason) => Some(reason),
-        Outcome::Refused => Some(AbortReason::RetriesSpent),
-    }
+/// Where the snapshot of a session is kept.
+fn snapshot_key(session: &SessionId) -> String {
+    format!("session.{}", session.token())
 }
 
 impl Role for Sessions {
@@ -857,20 +563,15 @@ impl Role for Sessions {
             Input::Message(message) => self.on_message(now, &message, out),
             Input::Reply { token, result } => self.on_reply(now, token, result, out),
             Input::Local(local) => self.on_local(now, local, out),
+            Input::Got { token, value } => self.opened(now, token, value.as_deref(), out),
             Input::Tick => {
-                let due: Vec<SessionId> = self
-                    .turns
-                    .values()
-                    .map(|t| &t.submit.session)
-                    .filter(|s| {
-                        self.sessions
-                            .get(*s)
-                            .and_then(|e| e.machine.next_deadline())
-                            .is_some_and(|at| at <= now)
-                    })
-                    .cloned()
-                    .collect();
-                for session in due {
+                while self.due.first().is_some_and(|(at, _)| *at <= now) {
+                    let Some((_, session)) = self.due.pop_first() else {
+                        return;
+                    };
+                    if let Some(entry) = self.sessions.get_mut(&session) {
+                        entry.due = None;
+                    }
                     self.step(now, &session, Fact::Tick, out);
                 }
             }
@@ -878,10 +579,6 @@ impl Role for Sessions {
     }
 
     fn next_deadline(&self) -> Option<Micros> {
-        let sessions = self.turns.values().map(|t| &t.submit.session);
-        sessions
-            .filter_map(|s| self.sessions.get(s))
-            .filter_map(|e| e.machine.next_deadline())
-            .min()
+        self.due.first().map(|(at, _)| *at)
     }
 }

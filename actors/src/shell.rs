@@ -236,6 +236,21 @@ impl<R: Role> State<R> {
                 }
             }
             Effect::Tell(name, local) => self.context.directory.tell(&name, local),
+            Effect::Get { token, key, deadline } => {
+                let (bus, myself) = (self.context.bus.clone(), myself.clone());
+                tokio::spawn(async move {
+                    let read = tokio::time::timeout(deadline, bus.kv_get(&key)).await;
+                    let value = match read {
+                        Ok(Ok(entry)) => entry.map(|e| e.value),
+                        Ok(Err(error)) => {
+                            tracing::debug!(%key, %error, "not read");
+                            None
+                        }
+                        Err(_) => None,
+                    };
+                    let _ = myself.cast(Envelope::new(Input::Got { token, value }));
+                });
+            }
             Effect::Put(key, value) => {
                 let bus = self.context.bus.clone();
                 tokio::spawn(async move {

@@ -41,6 +41,9 @@ pub struct ReplayArgs {
     /// Most tokens to generate in a turn.
     #[arg(long)]
     max_output: Option<u32>,
+    /// Cut longer prompts to so many tokens (and say how many): for pools smaller than the trace's contexts.
+    #[arg(long, default_value_t = 0, hide_default_value = true)]
+    max_input: usize,
     /// Send the trace's own blocks instead of continuing the real answers.
     #[arg(long)]
     exact_blocks: bool,
@@ -95,6 +98,7 @@ pub fn run(config: &Config, arguments: ReplayArgs) -> anyhow::Result<ExitCode> {
     options.max_turns = arguments.max_turns;
     options.concurrency = arguments.concurrency;
     options.max_output_tokens = arguments.max_output;
+    options.max_input_tokens = arguments.max_input;
     options.session_prefix = format!("r{}-", std::process::id());
     if arguments.exact_blocks {
         options.prompts = PromptMode::Blocks;

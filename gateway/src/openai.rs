@@ -270,6 +270,9 @@ pub struct Extension {
     pub request: String,
     /// How it was served.
     pub path: &'static str,
+    /// Why it was not direct.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub why: Option<&'static str>,
     /// Prompt tokens found in cache.
     pub cached_tokens: u32,
 }

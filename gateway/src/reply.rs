@@ -10,6 +10,7 @@ use axum::http::HeaderValue;
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
+use pinion_schemas::SeedReason;
 use pinion_schemas::messages::Completed;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
@@ -293,6 +294,7 @@ impl Reply {
             session: self.turn.asked().session.as_str().to_owned(),
             request: self.request(),
             path: end.path.label(),
+            why: end.why.map(SeedReason::label),
             cached_tokens: end.cached_tokens,
         }
     }

@@ -5,7 +5,7 @@
 
 use crate::hash::PageHash;
 use crate::ids::{Epoch, PermitId, RequestId, SessionId, TurnIndex, WorkerId};
-use crate::reasons::{AbortReason, Class, MigrationReason, Path, RejectReason};
+use crate::reasons::{AbortReason, Class, MigrationReason, Path, RejectReason, SeedReason};
 use crate::time::Micros;
 use crate::wire::Schema;
 use rkyv::{Archive, Deserialize, Serialize};
@@ -32,7 +32,7 @@ macro_rules! messages {
 messages! {
     /// Session actor to decode actor: run this turn, directly if you can. Answered by [`Started`], [`Permit`],
     /// [`PermitQueued`] or [`Reject`]; what follows goes to `notify`.
-    1 / 1 Run {
+    1 / 2 Run {
         /// The client's request.
         request: RequestId,
         /// Attempt of the turn; facts of older attempts change nothing.
@@ -51,6 +51,10 @@ messages! {
         time_left: Micros,
         /// Full pages of the session's committed prefix.
         prefix_pages: u32,
+        /// Whether the session's pin is this worker.
+        pinned: bool,
+        /// Whether the prompt does not continue the committed context.
+        prefix_changed: bool,
         /// The whole context, the answer so far included.
         tokens: Vec<u32>,
         /// How many of `tokens` are the answer so far (after a fail-over); they must not be sent again.
@@ -176,20 +180,22 @@ messages! {
     }
     /// Decode actor to the turn's stream: the turn is complete and its pages are committed. It carries the whole answer, so
     /// that a lost chunk costs nobody a token.
-    10 / 1 Completed {
+    10 / 2 Completed {
         /// The client's request.
         request: RequestId,
         /// Attempt of the turn.
         attempt: u32,
         /// How it was served.
         path: Path,
+        /// Why it was not direct.
+        why: Option<SeedReason>,
         /// Tokens of the context with the answer.
         context_tokens: u32,
         /// Tokens of it that are in named pages.
         committed_tokens: u32,
         /// Name of the last full page, if there is one.
         tip: Option<PageHash>,
-        /// Prompt tokens found in cache.
+        /// Prompt tokens that this worker had when the turn came.
         cached_tokens: u32,
         /// The answer from its first token on.
         answer: Vec<u32>,
@@ -424,6 +430,8 @@ mod tests {
             tenant: Some("a".into()),
             time_left: Micros::from_secs(30),
             prefix_pages: 2,
+            pinned: true,
+            prefix_changed: false,
             tokens: (0..140).collect(),
             already_sent: 0,
             max_new_tokens: 16,
@@ -454,7 +462,7 @@ mod tests {
         let hex: String = encode(&chunk()).unwrap().iter().map(|b| format!("{b:02x}")).collect();
         assert_eq!(hex, include_str!("../golden/chunk.v1.hex").trim());
         let sum = xxhash_rust::xxh3::xxh3_64(&encode(&run()).unwrap());
-        assert_eq!(format!("{sum:016x}"), include_str!("../golden/run.v1.xxh3").trim());
+        assert_eq!(format!("{sum:016x}"), include_str!("../golden/run.v2.xxh3").trim());
     }
 
     #[test]

@@ -59,6 +59,24 @@ labelled!(
 );
 
 labelled!(
+    /// Why a turn was not direct: why its D wanted a seed first.
+    SeedReason {
+        /// The session's first turn.
+        NewSession = "new-session",
+        /// The session's pages are on another worker, which was not to be had.
+        Moved = "moved",
+        /// The prompt does not continue the committed context, as after a compaction.
+        PrefixChanged = "prefix-changed",
+        /// The worker had dropped the session's pages, all or so many that the rest is too long an append.
+        Evicted = "evicted",
+        /// The prefix is here, and what comes after it is longer than `τ_append`.
+        AppendTooLong = "append-too-long",
+        /// All of it could have run here directly, but the room was promised to others.
+        NoRoom = "no-room",
+    }
+);
+
+labelled!(
     /// Why a decode worker said no. Only a decode worker ever says so for capacity (digest R3).
     RejectReason {
         /// Not enough free and evictable pages for append and output.

@@ -15,7 +15,7 @@
 //! Every step first returns what has run out (I12), then handles its fact, then grants the room that is free to waiters.
 
 use crate::permits::{self, Asked, Event, Permits};
-use pinion_schemas::{Class, Epoch, Micros, PermitId, RejectReason, RequestId, SessionId, TurnIndex};
+use pinion_schemas::{Class, Epoch, Micros, PermitId, RejectReason, RequestId, SeedReason, SessionId, TurnIndex};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -334,6 +334,24 @@ impl Admission {
         let context = u64::from(ask.prefix_pages) * page + u64::from(ask.append_tokens);
         let all = context + u64::from(ask.output_tokens);
         (context.div_ceil(page), all.div_ceil(page))
+    }
+
+    /// Why `ask`, which did not run directly, needs a seed. `session_pages` is the session's committed prefix (that of `ask`
+    /// is what the worker made of it), `pinned` whether the session belongs here, `changed` whether its prompt is another one.
+    pub fn why_seeded(&self, ask: &Ask, session_pages: u32, pinned: bool, changed: bool) -> SeedReason {
+        if ask.turn == TurnIndex(0) && session_pages == 0 {
+            SeedReason::NewSession
+        } else if self.runs_directly(ask) {
+            SeedReason::NoRoom
+        } else if changed {
+            SeedReason::PrefixChanged
+        } else if ask.resident_pages >= session_pages {
+            SeedReason::AppendTooLong
+        } else if pinned {
+            SeedReason::Evicted
+        } else {
+            SeedReason::Moved
+        }
     }
 
     /// Whether the prefix is here and the append is short. A new session has no prefix to be here: it is seeded.

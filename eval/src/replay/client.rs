@@ -5,7 +5,7 @@ use super::sse::SseParser;
 use crate::stats::SplitMix64;
 use bytes::Bytes;
 use futures::StreamExt;
-use pinion_schemas::reasons::Path;
+use pinion_schemas::reasons::{Path, SeedReason};
 use reqwest::header::{CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use reqwest::{Response, StatusCode};
 use serde::{Deserialize, Serialize};
@@ -60,6 +60,7 @@ struct Extension {
     tokens: Vec<u32>,
     request: Option<serde_json::Value>,
     path: Option<Path>,
+    why: Option<SeedReason>,
     cached_tokens: Option<u32>,
 }
 
@@ -73,6 +74,7 @@ pub(super) struct Answer {
     /// From the first send to the end of the stream or to the failure.
     pub latency: Duration,
     pub path: Option<Path>,
+    pub why: Option<SeedReason>,
     pub cached_tokens: Option<u32>,
     /// The gateway's name for the request.
     pub request: Option<String>,
@@ -106,6 +108,7 @@ impl Answer {
             // A server that sends the ids at both places sends them once.
             ids = ids.or(Some(extension.tokens));
             self.path = extension.path.or(self.path);
+            self.why = extension.why.or(self.why);
             self.cached_tokens = extension.cached_tokens.or(self.cached_tokens);
             self.request = match extension.request {
                 None | Some(serde_json::Value::Null) => self.request.take(),

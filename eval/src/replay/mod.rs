@@ -100,6 +100,9 @@ pub struct ReplayOptions {
     pub request_timeout: Duration,
     /// Most tokens to ask for in a turn.
     pub max_output_tokens: Option<u32>,
+    /// Longest prompt: longer ones are cut to their first tokens, and counted. For models and pools with less room than the
+    /// trace's; 0 is none.
+    pub max_input_tokens: usize,
     /// Put before the trace's ids in `x-session-id`, so that a second replay does not meet the sessions of the first.
     pub session_prefix: String,
     /// Of made-up arrivals and of the jitter of retries.
@@ -123,6 +126,7 @@ impl ReplayOptions {
             common_head: false,
             request_timeout: Duration::from_mins(10),
             max_output_tokens: None,
+            max_input_tokens: 0,
             session_prefix: String::new(),
             seed: 0,
         }
@@ -282,7 +286,11 @@ async fn play(shared: Arc<Shared>, place: usize, planned: Planned, records: mpsc
         let pause = pacing::pause(turn, options);
         let ended = Instant::now();
         // Made during the pause, so that it does not add to it.
-        let Made { carried, reset } = prompts.make(index, &answer);
+        let Made {
+            carried,
+            reset,
+            truncated,
+        } = prompts.make(index, &answer);
         let requested = pacing::output_tokens(turn, options);
         if index > 0 {
             tokio::time::sleep(pause.saturating_sub(ended.elapsed())).await;
@@ -305,6 +313,8 @@ async fn play(shared: Arc<Shared>, place: usize, planned: Planned, records: mpsc
             ttft_ms: got.ttft.map(ms),
             latency_ms: ms(got.latency),
             path: got.path,
+            why: got.why,
+            truncated,
             cached_tokens: got.cached_tokens,
             request: got.request,
             finish_reason: got.finish_reason,

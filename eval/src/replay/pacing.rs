@@ -117,6 +117,8 @@ pub(super) struct Made {
     pub carried: u32,
     /// The trace shares less than half of the previous prompt, so this one starts anew.
     pub reset: bool,
+    /// It was longer than [`ReplayOptions::max_input_tokens`] and was cut.
+    pub truncated: bool,
 }
 
 /// Makes the prompts of one session in order.
@@ -125,6 +127,8 @@ pub(super) struct Prompts<'a> {
     vocab: Vocab,
     mode: PromptMode,
     common_head: bool,
+    /// Longest prompt.
+    max: usize,
     /// The prompt made last.
     tokens: Vec<u32>,
 }
@@ -136,6 +140,10 @@ impl<'a> Prompts<'a> {
             vocab: options.vocab,
             mode: options.prompts,
             common_head: options.common_head,
+            max: match options.max_input_tokens {
+                0 => usize::MAX,
+                max => max,
+            },
             tokens: Vec::new(),
         }
     }
@@ -147,6 +155,17 @@ impl<'a> Prompts<'a> {
 
     /// Makes the prompt of turn `index`, given the answer to the one before (empty if that failed).
     pub fn make(&mut self, index: usize, answer: &[u32]) -> Made {
+        let made = self.make_whole(index, answer);
+        let truncated = self.tokens.len() > self.max;
+        self.tokens.truncate(self.max);
+        Made {
+            carried: made.carried.min(u32::try_from(self.tokens.len()).unwrap_or(u32::MAX)),
+            truncated,
+            ..made
+        }
+    }
+
+    fn make_whole(&mut self, index: usize, answer: &[u32]) -> Made {
         let Some(blocks) = self.vocab.prompt(self.session, index, self.common_head) else {
             return Made::default();
         };
@@ -166,12 +185,17 @@ impl<'a> Prompts<'a> {
             return Made {
                 carried: u32::try_from(carried).unwrap_or(u32::MAX),
                 reset,
+                truncated: false,
             };
         }
         self.tokens.extend_from_slice(answer);
         self.tokens.truncate(blocks.len());
         let carried = u32::try_from(self.tokens.len()).unwrap_or(u32::MAX);
         self.tokens.extend(blocks.into_iter().skip(self.tokens.len()));
-        Made { carried, reset }
+        Made {
+            carried,
+            reset,
+            truncated: false,
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The rows of a replay and what they come to.
 
 use crate::stats::{mean, percentile};
-use pinion_schemas::reasons::Path;
+use pinion_schemas::reasons::{Path, SeedReason};
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -102,6 +102,10 @@ pub struct TurnRecord {
     pub latency_ms: f64,
     /// How the turn was served, if the server said so.
     pub path: Option<Path>,
+    /// Why it was not direct, if the server said so.
+    pub why: Option<SeedReason>,
+    /// The prompt was cut to [`super::ReplayOptions::max_input_tokens`].
+    pub truncated: bool,
     /// Prompt tokens that were not computed, if the server said so.
     pub cached_tokens: Option<u32>,
     /// The server's name for the request, as `pinion session explain` takes it.
@@ -229,6 +233,10 @@ pub struct Summary {
     pub retries: u64,
     /// Prompts that started anew inside a session.
     pub resets: usize,
+    /// Prompts that were cut to [`super::ReplayOptions::max_input_tokens`].
+    pub truncated: usize,
+    /// Turns that were not direct, by label of [`SeedReason`].
+    pub not_direct: BTreeMap<&'static str, usize>,
     /// From the start to the end of the last turn, seconds.
     pub wall_s: f64,
     /// Tokens of the prompts of turns that did not fail.
@@ -285,6 +293,12 @@ impl Summary {
             stopped_early: good().filter(|r| r.output < r.requested as usize).count(),
             retries: records.iter().map(|r| u64::from(r.retries)).sum(),
             resets: records.iter().filter(|r| r.reset).count(),
+            truncated: records.iter().filter(|r| r.truncated).count(),
+            not_direct: SeedReason::ALL
+                .iter()
+                .map(|why| (why.label(), records.iter().filter(|r| r.why == Some(*why)).count()))
+                .filter(|(_, count)| *count > 0)
+                .collect(),
             wall_s,
             input_tokens: good().map(|r| r.input as u64).sum(),
             output_tokens,
@@ -316,6 +330,9 @@ impl Summary {
             "{} sessions, {} turns, {} failed, {} stopped early\n{} retries, {} prompts that started anew",
             self.sessions, self.turns, self.failed, self.stopped_early, self.retries, self.resets
         )?;
+        if self.truncated > 0 {
+            writeln!(t, "{} prompts cut to the longest allowed input", self.truncated)?;
+        }
         let rate = self.output_tokens_per_s.unwrap_or(0.0);
         writeln!(
             t,
@@ -354,6 +371,12 @@ impl Summary {
                     percent(self.paths_after_first.share(later))
                 )?;
             }
+        }
+        if !self.not_direct.is_empty() {
+            writeln!(t, "\n{:<22}{:>10}", "why not direct", "turns")?;
+        }
+        for (why, count) in &self.not_direct {
+            writeln!(t, "{why:<22}{count:>10}")?;
         }
         if !self.failures.is_empty() {
             writeln!(t, "\n{:<22}{:>8}  first seen", "failure", "turns")?;

@@ -247,6 +247,7 @@ impl Say {
             request: self.asked.request,
             attempt,
             path: Path::Direct,
+            why: None,
             context_tokens: (self.asked.prompt.len() + answer.len()) as u32,
             committed_tokens: 0,
             tip: None,

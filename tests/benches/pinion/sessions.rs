@@ -100,6 +100,7 @@ fn serve(sessions: &mut Sessions, i: u64, decode: &WorkerId) {
         committed_tokens: 192,
         tip: None,
         cached_tokens: 0,
+        why: None,
         answer: vec![1; 4],
     };
     let ended = tell(Input::Message(message(wire::encode(&done).expect("a completed"))));

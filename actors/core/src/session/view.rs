@@ -3,7 +3,7 @@
 use super::running::State;
 use super::{Outcome, SILENCE_MAX, Session, Snapshot};
 use crate::dispatch::Rejects;
-use pinion_schemas::{Epoch, Micros, RequestId, TurnIndex, WorkerId};
+use pinion_schemas::{Epoch, Micros, PageHash, RequestId, TurnIndex, WorkerId};
 use serde::Serialize;
 use std::collections::VecDeque;
 
@@ -62,6 +62,13 @@ impl Session {
     /// Committed tokens.
     pub fn committed_tokens(&self) -> u32 {
         self.committed_tokens
+    }
+
+    /// Whether a prompt with these full pages is another one than the committed context goes on with. `page_tokens` is above 0.
+    pub fn prefix_changed(&self, chain: &[PageHash], page_tokens: u32) -> bool {
+        let pages = (self.committed_tokens / page_tokens.max(1)) as usize;
+        let last = pages.checked_sub(1).and_then(|last| chain.get(last));
+        self.tip.is_some_and(|tip| last != Some(&tip))
     }
 
     /// What the session remembers of the workers that rejected it, and of its migrations.

@@ -48,6 +48,8 @@ fn the_table_fits_and_rows_are_json() {
         ttft_ms: Some(1_234_567.8),
         latency_ms: 99_999_999.9,
         path,
+        why: None,
+        truncated: false,
         cached_tokens: Some(80_000),
         request: None,
         finish_reason: None,
