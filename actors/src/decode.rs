@@ -90,7 +90,7 @@ struct TurnView<'a> {
     request: String,
     session: &'a SessionId,
     turn: u32,
-    attempt: u32,
+    attempt: u64,
     path: Path,
     context_tokens: usize,
     answered: usize,
@@ -607,6 +607,7 @@ impl<E: Engine> Decode<E> {
                 room_pages: self.ledger.room() as u32,
                 draining: self.draining,
                 pause_millis: self.pause_millis,
+                residency_sequence: self.feed.sequence(),
             },
         );
         self.next_heartbeat = now.plus(HEARTBEAT);

@@ -5,7 +5,7 @@ use pinion_bus::{BusError, Message};
 use pinion_core::session::Ranking;
 use pinion_schemas::subject::Subject;
 use pinion_schemas::wire::{self, Schema};
-use pinion_schemas::{Micros, RequestId, SessionId, WorkerId};
+use pinion_schemas::{Epoch, Micros, RequestId, SessionId, WorkerId};
 use rkyv::api::high::HighSerializer;
 use rkyv::rancor;
 use rkyv::ser::allocator::ArenaHandle;
@@ -64,6 +64,8 @@ pub enum Tried {
     Assigned,
     /// It said no, and asks for this pause in milliseconds.
     Rejected(u32),
+    /// It took the turn, and asks for this pause in milliseconds before the next.
+    Hinted(u32),
     /// The attempt ended, well or not.
     Ended,
     /// It could not be reached.
@@ -80,7 +82,7 @@ pub struct RouteAsk {
     /// The turn.
     pub request: RequestId,
     /// Its attempt.
-    pub attempt: u32,
+    pub attempt: u64,
     /// The session's pin.
     pub pin: Option<WorkerId>,
     /// Names of the context's full pages.
@@ -101,7 +103,7 @@ pub struct RouteAnswer {
     /// The turn.
     pub request: RequestId,
     /// Its attempt.
-    pub attempt: u32,
+    pub attempt: u64,
     /// Decode workers, best first, and what bounds the moves between them.
     pub decode: Ranking,
     /// Prefill workers, best first.
@@ -132,8 +134,9 @@ pub enum Effect {
     Unsubscribe(String),
     /// Tell another actor of this process.
     Tell(String, Local),
-    /// Write to the key-value bucket, whatever stands there.
-    Put(String, Bytes),
+    /// Write to the key-value bucket. Writes of one key keep their order, and one that a newer makes needless may be left out.
+    /// What a writer of a later epoch has put there stays: values are JSON objects with an `epoch`.
+    Put(String, Epoch, Bytes),
     /// Read from the key-value bucket; the value comes back as [`Input::Got`].
     Get {
         /// Number that comes back with it.

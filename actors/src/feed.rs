@@ -33,6 +33,11 @@ impl ResidencyFeed {
         }
     }
 
+    /// Number of the last event published.
+    pub fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
     /// Takes the page changes among an engine's outputs; a run of one kind becomes one message.
     pub fn take(&mut self, output: &EngineOutput, out: &mut Effects) {
         match output {

@@ -20,6 +20,7 @@ pub mod prefill;
 pub mod router;
 pub mod sessions;
 pub mod shell;
+mod store;
 
 pub use effect::{Effect, Effects, Input, Local, Role};
 pub use engine::{Engine, EngineError, EngineOutput, Job};

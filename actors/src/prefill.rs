@@ -85,7 +85,7 @@ struct View<'a> {
 struct SeedView<'a> {
     request: String,
     session: &'a SessionId,
-    attempt: u32,
+    attempt: u64,
     decode: &'a WorkerId,
     tokens: usize,
     stage: &'static str,
@@ -330,6 +330,7 @@ impl<E: Engine> Prefill<E> {
                 room_pages: 0,
                 draining: false,
                 pause_millis: 0,
+                residency_sequence: self.feed.sequence(),
             },
         );
         self.next_heartbeat = now.plus(HEARTBEAT);

@@ -195,6 +195,10 @@ impl Router {
         if beat.pause_millis > 0 {
             self.pauses.hinted(now, &beat.worker, beat.pause_millis, jitter % 1_000);
         }
+        if self.index.last_event(&beat.worker, beat.epoch) < beat.residency_sequence {
+            // The last events of a burst are lost: no later one would show the gap.
+            self.ask_snapshot(&beat.worker, beat.epoch, 0, None, Vec::new(), kind, out);
+        }
         self.health(now, &beat.worker, peer::Fact::ProbeAnswered, out);
     }
 
@@ -408,6 +412,11 @@ impl Router {
             Tried::Rejected(pause_millis) => {
                 let jitter = self.jitter() % 1_000;
                 self.pauses.hinted(now, worker, pause_millis, jitter);
+            }
+            Tried::Hinted(pause_millis) => {
+                let jitter = self.jitter() % 1_000;
+                self.pauses.hinted(now, worker, pause_millis, jitter);
+                return;
             }
             Tried::Unreachable => self.probe(worker, out),
             Tried::Ended => {}

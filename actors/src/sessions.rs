@@ -17,9 +17,7 @@ use pinion_schemas::messages::{
 };
 use pinion_schemas::shard::shard_of;
 use pinion_schemas::subject::{Kind, Subjects};
-use pinion_schemas::{
-    AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, RejectReason, RequestId, SessionId, WorkerId,
-};
+use pinion_schemas::{AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, RequestId, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use view::Said;
@@ -46,6 +44,8 @@ pub struct SessionsConfig {
     pub control: WorkerId,
     /// Tokens per page of the cluster's engines.
     pub page_tokens: u32,
+    /// Which life of the node this is.
+    pub birth: Epoch,
 }
 
 struct Entry {
@@ -71,7 +71,7 @@ struct Turn {
     seeding_on: Option<WorkerId>,
     permit: Option<(Epoch, u32)>,
     /// The D that has the turn, and in which attempt: the router counts it as load until it is taken away here.
-    asked: Option<(WorkerId, u32)>,
+    asked: Option<(WorkerId, u64)>,
     /// The D's word that the turn is complete.
     end: Option<Completed>,
 }
@@ -83,7 +83,7 @@ enum Asked {
 
 struct Pending {
     request: RequestId,
-    attempt: u32,
+    attempt: u64,
     asked: Asked,
 }
 
@@ -140,11 +140,11 @@ impl Sessions {
             Started(s) => self.on_started(now, &s, out),
             Permit(p) => self.on_permit(now, &p, out),
             PermitQueued(q) => self.fact(now, q.request, q.attempt, TurnFact::Queued, out),
-            PermitExpired(p) => self.fact(now, p.request, p.attempt, TurnFact::Rejected(RejectReason::QueueFull), out),
+            PermitExpired(p) => self.on_permit_expired(now, &p, out),
             Reject(r) => self.on_reject(now, &r, out),
             LegFailed(f) => self.on_leg_failed(now, &f, out),
             SeedDone(_) => {},
-            Probe(p) => out.respond(message, &ProbeAck { nonce: p.nonce, epoch: self.newest_epoch() }),
+            Probe(p) => out.respond(message, &ProbeAck { nonce: p.nonce, epoch: self.config.birth }),
         });
     }
 
@@ -315,30 +315,35 @@ impl Sessions {
         }
     }
 
-    fn newest_epoch(&self) -> Epoch {
-        self.owned.values().max().copied().unwrap_or_default()
-    }
-
     fn epoch_of(&self, session: &SessionId) -> Epoch {
         self.owned.get(&shard_of(session)).copied().unwrap_or_default()
     }
 
-    fn fact(&mut self, now: Micros, request: RequestId, attempt: u32, fact: TurnFact, out: &mut Effects) {
+    fn fact(&mut self, now: Micros, request: RequestId, attempt: u64, fact: TurnFact, out: &mut Effects) {
         let Some(session) = self.turns.get(&request).map(|t| t.submit.session.clone()) else {
             return;
         };
         self.step(now, &session, Fact::Turn { request, attempt, fact }, out);
     }
 
+    /// What a turn carries, if the attempt is its present one: what is said of an older one changes nothing (I7).
+    fn present(&mut self, request: RequestId, attempt: u64) -> Option<&mut Turn> {
+        let turn = self.turns.get_mut(&request)?;
+        let entry = self.sessions.get(&turn.submit.session)?;
+        (entry.machine.attempt(request) == Some(attempt)).then_some(turn)
+    }
+
     fn on_started(&mut self, now: Micros, started: &Started, out: &mut Effects) {
-        if let Some(turn) = self.turns.get_mut(&started.request) {
+        if let Some(turn) = self.present(started.request, started.attempt) {
             turn.seeding_on = None;
         }
+        self.hint(started.request, started.attempt, started.pause_millis, out);
         self.fact(now, started.request, started.attempt, TurnFact::Started, out);
     }
 
     fn on_permit(&mut self, now: Micros, permit: &Permit, out: &mut Effects) {
-        if let Some(turn) = self.turns.get_mut(&permit.request) {
+        self.hint(permit.request, permit.attempt, permit.pause_millis, out);
+        if let Some(turn) = self.present(permit.request, permit.attempt) {
             turn.permit = Some((permit.epoch, permit.resident_pages));
         }
         self.fact(
@@ -348,6 +353,27 @@ impl Sessions {
             TurnFact::Permit(permit.permit),
             out,
         );
+    }
+
+    /// The promise has run out before the pages were there: that is the prefill worker's doing.
+    fn on_permit_expired(&mut self, now: Micros, expired: &PermitExpired, out: &mut Effects) {
+        let PermitExpired { request, attempt, .. } = *expired;
+        let reason = AbortReason::PrefillLost;
+        let failed = LegFailed {
+            request,
+            attempt,
+            reason,
+        };
+        self.on_leg_failed(now, &failed, out);
+    }
+
+    /// A D that takes the turn asks for a pause all the same.
+    fn hint(&mut self, request: RequestId, attempt: u64, pause_millis: u32, out: &mut Effects) {
+        let asked = self.present(request, attempt).and_then(|t| t.asked.as_ref());
+        if let (Some((worker, _)), true) = (asked, pause_millis > 0) {
+            let (worker, what) = (worker.clone(), Tried::Hinted(pause_millis));
+            out.tell(ROUTER, Local::Outcome { worker, what });
+        }
     }
 
     fn on_reject(&mut self, now: Micros, reject: &Reject, out: &mut Effects) {
@@ -375,7 +401,7 @@ impl Sessions {
     }
 
     /// Tells the router how the attempt at a D went: once for each that it was told of.
-    fn left(&mut self, request: RequestId, attempt: u32, what: Tried, out: &mut Effects) {
+    fn left(&mut self, request: RequestId, attempt: u64, what: Tried, out: &mut Effects) {
         let asked = self.turns.get_mut(&request).map(|t| &mut t.asked);
         if let Some((worker, _)) = asked.and_then(|a| a.take_if(|(_, number)| *number == attempt)) {
             out.tell(ROUTER, Local::Outcome { worker, what });
@@ -383,8 +409,9 @@ impl Sessions {
     }
 
     fn on_leg_failed(&mut self, now: Micros, failed: &LegFailed, out: &mut Effects) {
-        if let Some(turn) = self.turns.get_mut(&failed.request) {
-            if let Some(prefill) = turn.seeding_on.take() {
+        if let Some(turn) = self.present(failed.request, failed.attempt) {
+            let of_prefill = failed.reason != AbortReason::DecodeLost;
+            if let Some(prefill) = turn.seeding_on.take_if(|_| of_prefill) {
                 turn.bad_prefill.push(prefill);
             }
         }
@@ -402,6 +429,7 @@ impl Sessions {
         let commit = Commit {
             tokens: done.committed_tokens,
             tip: done.tip,
+            path: done.path,
             answer: done.answer.clone(),
         };
         let Some(turn) = self.turns.get_mut(&request) else {

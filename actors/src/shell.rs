@@ -5,6 +5,7 @@
 //! what it feeds them: [`INBOX_MAX`] messages under way, then subscriptions wait and the bus's own bound applies.
 
 use crate::effect::{Effect, Effects, Input, Local, Role};
+use crate::store::Store;
 use pinion_bus::{Bus, Headers};
 use pinion_schemas::Micros;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -104,6 +105,7 @@ struct State<R> {
     context: Context,
     outbox: mpsc::Sender<Outgoing>,
     writer: JoinHandle<()>,
+    store: Store,
     inbox: Arc<Semaphore>,
     subscriptions: HashMap<String, JoinHandle<()>>,
     timer: Option<(Micros, Option<JoinHandle<()>>)>,
@@ -144,6 +146,7 @@ impl<R: Role> Actor for Shell<R> {
         let writer = tokio::spawn(write(context.bus.clone(), waiting));
         let mut state = State {
             role,
+            store: Store::new(context.bus.clone()),
             context,
             outbox,
             writer,
@@ -251,14 +254,7 @@ impl<R: Role> State<R> {
                     let _ = myself.cast(Envelope::new(Input::Got { token, value }));
                 });
             }
-            Effect::Put(key, value) => {
-                let bus = self.context.bus.clone();
-                tokio::spawn(async move {
-                    if let Err(error) = put(bus.as_ref(), &key, value).await {
-                        tracing::debug!(%key, %error, "snapshot not written");
-                    }
-                });
-            }
+            Effect::Put(key, epoch, value) => self.store.put(key, epoch, value),
         }
     }
 
@@ -367,12 +363,5 @@ async fn forward(mut subscription: pinion_bus::Subscription, inbox: Arc<Semaphor
         if to.cast(envelope).is_err() {
             return;
         }
-    }
-}
-
-async fn put(bus: &dyn Bus, key: &str, value: bytes::Bytes) -> Result<(), pinion_bus::BusError> {
-    match bus.kv_get(key).await? {
-        Some(entry) => bus.kv_update(key, value, entry.revision).await.map(drop),
-        None => bus.kv_create(key, value).await.map(drop),
     }
 }

@@ -1,7 +1,7 @@
 //! The long-running roles: gateway, control node, agent.
 
 use crate::config::Config;
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use pinion_actors::control::Control;
 use pinion_actors::router::RouterConfig;
 use pinion_actors::shell::Context;
@@ -41,6 +41,12 @@ async fn connect(config: &Config, name: &str) -> anyhow::Result<Arc<NatsBus>> {
         )
     })?;
     Ok(Arc::new(bus))
+}
+
+/// The wall clock orders the lives of one name: a later start has a higher epoch.
+fn wall_clock() -> anyhow::Result<Epoch> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    Ok(Epoch(now.context("the clock is before 1970")?.as_millis() as u64))
 }
 
 /// `pinion gateway`.
@@ -97,12 +103,15 @@ pub async fn control(config: &Config, id: &str) -> anyhow::Result<()> {
         prefill_tokens_per_s: config.prefill_engine.cost.prefill_tokens_per_sec,
         link_bytes_per_s: config.engine.cost.link_bytes_per_sec,
     };
-    let running = Control::start(router, Context::new(bus))
+    let mut running = Control::start(router, wall_clock()?, Context::new(bus))
         .await
         .context("the control node does not start")?;
     tracing::info!("control node is up");
-    asked_to_stop().await;
-    running.stop();
+    tokio::select! {
+        () = asked_to_stop() => {}
+        () = running.broken() => bail!("an actor has ended: see above; start this node again"),
+    }
+    running.leave().await;
     Ok(())
 }
 
@@ -110,11 +119,7 @@ pub async fn control(config: &Config, id: &str) -> anyhow::Result<()> {
 pub async fn agent(config: &Config, id: &str, role: WorkerRole) -> anyhow::Result<()> {
     let worker = WorkerId::new(id).context("in --id")?;
     let bus = connect(config, worker.as_str()).await?;
-    // The wall clock orders the lives of one name: a later start has a higher epoch.
-    let epoch = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .context("the clock is before 1970")?;
-    let epoch = Epoch(epoch.as_millis() as u64);
+    let epoch = wall_clock()?;
     let (service, engine) = match role {
         WorkerRole::Prefill => ("pinion-prefill", config.prefill_engine.clone()),
         WorkerRole::Decode => ("pinion-decode", config.engine.clone()),
@@ -124,11 +129,14 @@ pub async fn agent(config: &Config, id: &str, role: WorkerRole) -> anyhow::Resul
         ("epoch".to_owned(), epoch.to_string()),
     ]);
     let _service = bus.serve(service, VERSION, "a worker of Pinion", metadata).await?;
-    let actor = start_sim_worker(config.cluster()?, worker, role, epoch, engine, Context::new(bus))
+    let (actor, ended) = start_sim_worker(config.cluster()?, worker, role, epoch, engine, Context::new(bus))
         .await
         .context("the worker does not start")?;
     tracing::info!(%epoch, ?role, "worker is up");
-    asked_to_stop().await;
+    tokio::select! {
+        () = asked_to_stop() => {}
+        _ = ended => bail!("the worker has ended: see above; start it again"),
+    }
     actor.stop(None);
     Ok(())
 }

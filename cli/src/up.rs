@@ -204,10 +204,10 @@ fn wait_ready(config: &Config, plan: &Plan, state: &State) -> anyhow::Result<()>
 }
 
 fn stop_all(state: &State) {
-    // The front first, NATS last.
+    // The front first, NATS last: control nodes hand their shards back over it.
     for process in state.processes.iter().rev() {
         signal(process.pid, Signal::TERM);
-        if process.name.starts_with("gateway") {
+        if process.name.starts_with("gateway") || process.name.starts_with("control") {
             wait_gone(process.pid, STOP);
         }
     }

@@ -66,7 +66,7 @@ pub struct Turn {
     /// Epoch in the last probe's answer.
     probed: Option<Epoch>,
     /// Chunks of attempts below this are of the past.
-    attempt: u32,
+    attempt: u64,
     /// When the stream or an acceptance last gave a sign of life, and the silence that calls for a submit.
     heard: Instant,
     silence: Duration,

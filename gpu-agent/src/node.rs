@@ -7,6 +7,7 @@ use pinion_actors::shell::{self, Context, Envelope};
 use pinion_schemas::limits::DIRECT_APPEND_TOKENS_MAX;
 use pinion_schemas::{ClusterId, Epoch, Micros, WorkerId};
 use ractor::ActorRef;
+use tokio::task::JoinHandle;
 
 /// How long a promise of room stands. Its owner gives it back long before when a leg fails; this bounds what a dead owner holds.
 /// The longest contexts (a million tokens) need a minute of prefill and as much of transfer.
@@ -22,7 +23,8 @@ pub enum WorkerRole {
     Decode,
 }
 
-/// Starts a worker with a simulated engine. `epoch` must be higher than that of any earlier process of that name.
+/// Starts a worker with a simulated engine. `epoch` must be higher than that of any earlier process of that name. Besides the
+/// actor comes what ends when it does.
 ///
 /// # Errors
 /// If the actor does not start.
@@ -33,14 +35,14 @@ pub async fn start_sim_worker(
     epoch: Epoch,
     engine: SimConfig,
     context: Context,
-) -> Result<ActorRef<Envelope>, ractor::SpawnErr> {
+) -> Result<(ActorRef<Envelope>, JoinHandle<()>), ractor::SpawnErr> {
     let link_bytes_per_sec = engine.cost.link_bytes_per_sec;
     let engine = SimEngine::new(engine);
     let name = worker.as_str().to_owned();
-    let (actor, _) = match role {
+    match role {
         WorkerRole::Prefill => {
             let config = PrefillConfig { cluster, worker, epoch };
-            shell::spawn(&name, Prefill::new(config, engine), context).await?
+            shell::spawn(&name, Prefill::new(config, engine), context).await
         }
         WorkerRole::Decode => {
             let permits = pinion_core::permits::Config {
@@ -57,8 +59,7 @@ pub async fn start_sim_worker(
                 direct_append_tokens_max,
                 permits,
             };
-            shell::spawn(&name, Decode::new(config, engine), context).await?
+            shell::spawn(&name, Decode::new(config, engine), context).await
         }
-    };
-    Ok(actor)
+    }
 }

@@ -70,7 +70,7 @@ impl Cluster {
             prefill_tokens_per_s: 25_000,
             link_bytes_per_s: 12_500_000_000,
         };
-        let control = Control::start(config, Context::new(Arc::new(net.endpoint("c0"))))
+        let control = Control::start(config, Epoch(1), Context::new(Arc::new(net.endpoint("c0"))))
             .await
             .unwrap();
         let mut this = Self {
@@ -95,7 +95,7 @@ impl Cluster {
         let cluster = ClusterId::new("sim").unwrap();
         let worker = WorkerId::new(name).unwrap();
         let context = Context::new(Arc::new(self.net.endpoint(name)));
-        let actor = start_sim_worker(cluster, worker, role, Epoch(epoch), engine(), context)
+        let (actor, _) = start_sim_worker(cluster, worker, role, Epoch(epoch), engine(), context)
             .await
             .unwrap();
         self.workers.insert(name.to_owned(), actor);

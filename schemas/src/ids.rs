@@ -123,8 +123,8 @@ impl SessionId {
     pub fn as_str(&self) -> &str {
         &self.0
     }
-    /// One token of a NATS subject: the text itself where it is a plain name, else `~` and the first 16 bytes of
-    /// its SHA-256 in hex (`~` never occurs in a plain name, so the two forms cannot meet).
+    /// One token of a NATS subject: the text itself where it is a plain name, else `=` and the first 16 bytes of
+    /// its SHA-256 in hex (`=` never occurs in a plain name, so the two forms cannot meet).
     pub fn token(&self) -> String {
         use sha2::Digest;
         if check_name("session id", &self.0).is_ok() {
@@ -132,7 +132,7 @@ impl SessionId {
         }
         let digest = sha2::Sha256::digest(self.0.as_bytes());
         let mut out = String::with_capacity(33);
-        out.push('~');
+        out.push('='); // allowed in subjects and in keys
         crate::hash::push_hex(&mut out, &digest[..16]);
         out
     }
@@ -215,6 +215,6 @@ mod tests {
         assert!(SessionId::new("x".repeat(SESSION_ID_BYTES_MAX + 1)).is_err());
         assert_eq!(SessionId::new("abc-1").unwrap().token(), "abc-1");
         let odd = SessionId::new("user@host > *").unwrap().token();
-        assert!(odd.starts_with('~') && odd.len() == 33 && !odd.contains(['.', '*', '>', ' ']));
+        assert!(odd.starts_with('=') && odd.len() == 33 && !odd.contains(['.', '*', '>', ' ']));
     }
 }

@@ -172,6 +172,12 @@ impl Residency {
         Applied::Ok
     }
 
+    /// Number of the last event of the worker's process `epoch` that the index contains; 0 is none.
+    pub fn last_event(&self, worker: &WorkerId, epoch: Epoch) -> u64 {
+        let slot = self.by_name.get(worker).and_then(|slot| self.slots[*slot].as_ref());
+        slot.filter(|s| s.seen.epoch == epoch).map_or(0, |s| s.seen.sequence)
+    }
+
     /// Drops a worker that has left, and all it held. Its next event starts it anew.
     pub fn forget(&mut self, worker: &WorkerId) {
         if let Some(slot) = self.by_name.remove(worker) {

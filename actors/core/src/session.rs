@@ -47,8 +47,9 @@ pub const QUEUED_TURNS_MAX: usize = 16;
 pub const ROUNDS_MAX: u32 = 32;
 /// A running turn of which nothing was heard for so long is asked for again: its end may be lost. A D that runs it goes on.
 pub const SILENCE_MAX: Micros = Micros::from_secs(10);
-/// Low bits of an attempt's number, which count within one owner; above them stands the owner's epoch.
-const ATTEMPT_BITS: u32 = 12;
+/// Low bits of an attempt's number, which count within one owner: more than [`ROUNDS_MAX`] times the workers of any cluster.
+/// Above them stands the owner's epoch, milliseconds since 1970 at most or little more, so that the sum fits for millennia.
+const ATTEMPT_BITS: u32 = 16;
 /// Migrations remembered for `inspect`.
 const HISTORY_MAX: usize = 16;
 /// Ended requests remembered, so that a repeated request gets its end again instead of being run again.
@@ -128,7 +129,7 @@ impl Session {
         while self.active.is_none() {
             let Some(turn) = self.waiting.pop_front() else { return };
             // Attempts grow across owners too, so that a stream's reader can tell the newer one.
-            let attempt = (self.epoch.0 as u32) << ATTEMPT_BITS;
+            let attempt = self.epoch.0 << ATTEMPT_BITS;
             let active = self.active.insert(Active::new(turn, attempt));
             if active.answered() {
                 self.commit_answered(out);
@@ -188,6 +189,9 @@ impl Session {
         if self.pin.as_ref() == Some(worker) {
             active.moved_by = Some(migration_reason(reason));
         }
+        if matches!(active.state, State::Seeding { .. }) {
+            active.abort(AbortReason::PartnerFailed, out);
+        }
         active.attempt += 1;
         active.never_fits &= reason == RejectReason::NeverFits;
         if active.never_fits && active.offers.is_empty() {
@@ -234,13 +238,7 @@ impl Session {
     /// A D has completed the turn. On every path that moves the chain, or later appends would grow (digest R4).
     fn commit(&mut self, now: Micros, worker: &WorkerId, commit: &Commit, out: &mut Vec<Action>) {
         let Some(active) = self.active.take() else { return };
-        let stays = self.pin.as_ref() == Some(worker);
-        let path = match (active.fallback, active.seeded, self.next_turn) {
-            (Some(_), ..) if !stays => Path::Fallback,
-            (_, false, _) => Path::Direct,
-            (_, true, TurnIndex(0)) => Path::Seed,
-            (_, true, _) => Path::Reseed,
-        };
+        let path = commit.path;
         self.next_turn = self.next_turn.next();
         self.committed_tokens = commit.tokens;
         self.tip = commit.tip;

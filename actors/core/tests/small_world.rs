@@ -128,7 +128,7 @@ fn deadlines_that_pass_while_the_answer_is_under_way() {
         hasty: 1,
         ..Faults::default()
     };
-    holds(1, 3, faults, 100);
+    holds(1, 3, faults, 80);
     holds(2, 1, faults, 1_000);
 }
 

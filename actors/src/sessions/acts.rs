@@ -130,7 +130,7 @@ impl Sessions {
         now: Micros,
         session: &SessionId,
         worker: &WorkerId,
-        (request, attempt): (RequestId, u32),
+        (request, attempt): (RequestId, u64),
         keep: bool,
         already_sent: u32,
         out: &mut Effects,
@@ -193,7 +193,7 @@ impl Sessions {
         now: Micros,
         session: &SessionId,
         worker: &WorkerId,
-        (request, attempt): (RequestId, u32),
+        (request, attempt): (RequestId, u64),
         permit: PermitId,
         out: &mut Effects,
     ) {
@@ -298,6 +298,8 @@ impl Sessions {
         }
         if let Some(entry) = self.sessions.get_mut(session) {
             entry.turns += 1;
+        }
+        if let Some(entry) = self.sessions.get(session).filter(|e| e.machine.is_idle()) {
             self.idle.insert((entry.last_used, session.clone()));
         }
         let said = Said {
@@ -310,12 +312,17 @@ impl Sessions {
         self.say(now, session, said, out);
     }
 
+    /// Writes what the session's next owner needs.
     fn persist(&self, session: &SessionId, out: &mut Effects) {
         let Some(entry) = self.sessions.get(session) else {
             return;
         };
         match serde_json::to_vec(&entry.machine.snapshot()) {
-            Ok(text) => out.0.push(Effect::Put(snapshot_key(session), Bytes::from(text))),
+            Ok(text) => out.0.push(Effect::Put(
+                snapshot_key(session),
+                self.epoch_of(session),
+                Bytes::from(text),
+            )),
             Err(error) => tracing::error!(%error, "a snapshot cannot be written as JSON"),
         }
     }

@@ -232,7 +232,7 @@ impl Say {
         self.stream(Ok::<_, ()>(self.failure(reason))).await;
     }
 
-    pub async fn chunk(&self, attempt: u32, offset: usize, tokens: &[u32]) {
+    pub async fn chunk(&self, attempt: u64, offset: usize, tokens: &[u32]) {
         let chunk = Chunk {
             request: self.asked.request,
             attempt,
@@ -242,7 +242,7 @@ impl Say {
         self.stream(wire::encode(&chunk)).await;
     }
 
-    pub async fn completed(&self, attempt: u32, answer: &[u32]) {
+    pub async fn completed(&self, attempt: u64, answer: &[u32]) {
         let end = Completed {
             request: self.asked.request,
             attempt,

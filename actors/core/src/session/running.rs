@@ -38,7 +38,7 @@ impl State {
 pub(super) struct Active {
     pub(super) turn: Turn,
     pub(super) state: State,
-    pub(super) attempt: u32,
+    pub(super) attempt: u64,
     pub(super) round: u32,
     /// Candidates of this round not yet asked, best first.
     pub(super) offers: VecDeque<Offer>,
@@ -60,7 +60,7 @@ pub(super) struct Active {
 }
 
 impl Active {
-    pub(super) fn new(turn: Turn, attempt: u32) -> Self {
+    pub(super) fn new(turn: Turn, attempt: u64) -> Self {
         let sent = turn.already_sent;
         Self {
             turn,

@@ -39,7 +39,7 @@ fn worker(n: u8) -> WorkerId {
     WorkerId::new(format!("d{n}")).unwrap()
 }
 
-fn about(request: u128, attempt: u32, fact: TurnFact) -> Fact {
+fn about(request: u128, attempt: u64, fact: TurnFact) -> Fact {
     Fact::Turn {
         request: RequestId(request),
         attempt,
@@ -48,9 +48,14 @@ fn about(request: u128, attempt: u32, fact: TurnFact) -> Fact {
 }
 
 fn commit(generated: u32) -> TurnFact {
+    committed(Path::Direct, generated)
+}
+
+fn committed(path: Path, generated: u32) -> TurnFact {
     TurnFact::Completed(Commit {
         tokens: 100,
         tip: None,
+        path,
         answer: (0..generated).collect(),
     })
 }
@@ -74,7 +79,8 @@ fn serve(session: &mut Session, request: u128, d: u8, seeded: bool) -> Vec<Actio
             },
         ),
     ));
-    out.extend(session.step(Micros(0), about(request, 0, commit(2))));
+    let path = if seeded { Path::Seed } else { Path::Direct };
+    out.extend(session.step(Micros(0), about(request, 0, committed(path, 2))));
     out
 }
 
@@ -252,7 +258,7 @@ fn an_end_without_a_start_counts() {
     session.step(Micros(0), Fact::Arrived(turn(1)));
     session.step(Micros(0), about(1, 0, free(&[0])));
     session.step(Micros(0), about(1, 0, TurnFact::Permit(PermitId(1))));
-    session.step(Micros(0), about(1, 0, commit(2)));
+    session.step(Micros(0), about(1, 0, committed(Path::Seed, 2)));
     assert_eq!(session.ended(RequestId(1)), Some(Outcome::Completed(Path::Seed)));
 }
 
@@ -388,7 +394,7 @@ proptest! {
             let fact = match (turn_fact, session.active.as_ref()) {
                 (Some((behind, fact)), Some(active)) => Fact::Turn {
                     request: active.turn.request,
-                    attempt: active.attempt.saturating_sub(behind),
+                    attempt: active.attempt.saturating_sub(u64::from(behind)),
                     fact,
                 },
                 _ => other,
@@ -477,7 +483,7 @@ proptest! {
                 }
                 prop_assert_eq!(&persisted, &session.snapshot(), "a change that no snapshot was asked for");
                 prop_assert!(session.next_turn() >= before);
-                prop_assert!(session.attempt(RequestId(1)).is_none_or(|n| n >> 12 == epoch as u32));
+                prop_assert!(session.attempt(RequestId(1)).is_none_or(|n| n >> ATTEMPT_BITS == epoch as u64));
             }
         }
     }

@@ -30,6 +30,8 @@ pub struct Commit {
     pub tokens: u32,
     /// Name of the last full page.
     pub tip: Option<PageHash>,
+    /// How the D served it.
+    pub path: Path,
     /// The whole answer; it fills what was lost of the stream on the bus.
     pub answer: Vec<u32>,
 }
@@ -92,7 +94,7 @@ pub enum Fact {
         /// The turn.
         request: RequestId,
         /// The attempt.
-        attempt: u32,
+        attempt: u64,
         /// What happened.
         fact: TurnFact,
     },
@@ -127,7 +129,7 @@ pub enum Action {
         /// The turn.
         request: RequestId,
         /// Its attempt.
-        attempt: u32,
+        attempt: u64,
         /// Workers that are lost to this turn.
         avoid: Vec<WorkerId>,
         /// How often which D has rejected the session ([`Rejects`](crate::dispatch::Rejects)).
@@ -140,7 +142,7 @@ pub enum Action {
         /// The turn.
         request: RequestId,
         /// Its attempt.
-        attempt: u32,
+        attempt: u64,
         /// Whether the session stays there; `Some` reason makes it a fallback.
         fallback: Option<FallbackReason>,
         /// Tokens of the answer the client has.
@@ -153,7 +155,7 @@ pub enum Action {
         /// The turn.
         request: RequestId,
         /// Its attempt.
-        attempt: u32,
+        attempt: u64,
         /// The D's promise.
         permit: PermitId,
     },
@@ -164,7 +166,7 @@ pub enum Action {
         /// The turn.
         request: RequestId,
         /// The attempt.
-        attempt: u32,
+        attempt: u64,
         /// Why.
         reason: AbortReason,
     },

@@ -59,6 +59,11 @@ impl Session {
         self.next_turn
     }
 
+    /// Whether it has no turn.
+    pub fn is_idle(&self) -> bool {
+        self.active.is_none() && self.waiting.is_empty()
+    }
+
     /// Committed tokens.
     pub fn committed_tokens(&self) -> u32 {
         self.committed_tokens
@@ -77,7 +82,7 @@ impl Session {
     }
 
     /// Number of the attempt that `request` is in, while it is the running turn.
-    pub fn attempt(&self, request: RequestId) -> Option<u32> {
+    pub fn attempt(&self, request: RequestId) -> Option<u64> {
         self.active
             .as_ref()
             .filter(|a| a.turn.request == request)

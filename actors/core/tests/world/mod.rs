@@ -10,7 +10,7 @@ use pinion_core::route::{self, Candidate};
 use pinion_core::session::{self, Action, Commit, Fact, Offer, Outcome, Ranking, Session, TurnFact};
 use pinion_schemas::limits::REJECTS_MAX;
 use pinion_schemas::{
-    AbortReason, Class, Epoch, Micros, MigrationReason, PermitId, RejectReason, RequestId, SessionId, TurnIndex,
+    AbortReason, Class, Epoch, Micros, MigrationReason, Path, PermitId, RejectReason, RequestId, SessionId, TurnIndex,
     WorkerId,
 };
 use std::collections::{BTreeMap, VecDeque};
@@ -51,18 +51,18 @@ pub struct Setup {
 #[derive(Clone, Debug, Hash)]
 enum ToWorker {
     Run {
-        attempt: u32,
+        attempt: u64,
         turn: u32,
         prefix: u32,
     },
     Pages {
-        attempt: u32,
+        attempt: u64,
         turn: u32,
         permit: PermitId,
         epoch: u32,
     },
     Abort {
-        attempt: u32,
+        attempt: u64,
         turn: u32,
     },
 }
@@ -79,7 +79,7 @@ struct ToSession {
 struct OnWorker {
     session: usize,
     turn: u32,
-    attempt: u32,
+    attempt: u64,
     running: bool,
 }
 
@@ -445,7 +445,7 @@ impl World {
         }
     }
 
-    fn reply(&mut self, d: usize, s: usize, turn: u32, attempt: u32, fact: TurnFact, answers: bool) {
+    fn reply(&mut self, d: usize, s: usize, turn: u32, attempt: u64, fact: TurnFact, answers: bool) {
         let epoch = self.workers[d].epoch;
         let request = request(s, turn);
         let fact = Fact::Turn { request, attempt, fact };
@@ -507,7 +507,7 @@ impl World {
         }
     }
 
-    fn run(&mut self, d: usize, s: usize, attempt: u32, turn: u32, prefix: u32, refuse: bool) {
+    fn run(&mut self, d: usize, s: usize, attempt: u64, turn: u32, prefix: u32, refuse: bool) {
         let id = request(s, turn);
         if self.workers[d].done.contains(&id) {
             self.reply(d, s, turn, attempt, TurnFact::Started, true);
@@ -579,7 +579,7 @@ impl World {
                 }
                 admit::Action::PermitExpired { request, .. } => {
                     if let Some(t) = self.workers[d].turns.remove(&request) {
-                        let fact = TurnFact::Rejected(RejectReason::QueueFull);
+                        let fact = TurnFact::LegFailed(AbortReason::PrefillLost);
                         self.reply(d, t.session, t.turn, t.attempt, fact, false);
                     }
                 }
@@ -843,6 +843,7 @@ fn completed(turn: u32) -> TurnFact {
     TurnFact::Completed(Commit {
         tokens: context(turn) + 1,
         tip: None,
+        path: Path::Direct,
         answer: vec![turn],
     })
 }
