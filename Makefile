@@ -1,11 +1,22 @@
 # `make test` is what CI runs; `make check` is what a change must pass before review.
-.PHONY: test bench check nats
+.PHONY: demo test faults bench check nats
 
 nats:
 	@bash deploy/get-nats.sh
 
+# Builds, brings a cluster up, replays 40 real coding-agent sessions, says what came of it, and takes everything down again.
+demo: nats
+	cargo build --release -p pinion
+	bash deploy/demo.sh
+
 test: nats
 	PATH="$(CURDIR)/.tools/bin:$$PATH" cargo test --workspace --quiet --no-fail-fast
+
+# Kills real processes, REPS times each (10), and prints a table. A quarter of an hour.
+faults: nats
+	cargo build --release --quiet -p pinion
+	PATH="$(CURDIR)/.tools/bin:$$PATH" PINION_FAULT_REPS=$(or $(REPS),10) \
+		cargo test --release --quiet -p pinion-tests --test faults -- --ignored --nocapture table
 
 # One table; ARGS='--json' for JSON, ARGS='--only route' for a part (route, sessions, turns). On an idle machine, please.
 bench: nats

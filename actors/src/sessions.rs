@@ -186,6 +186,7 @@ impl Sessions {
             class: submit.class,
             deadline,
             prompt_tokens: submit.prompt.len() as u32,
+            prompt_end: chain.last().map(|end| (chain.len() as u32, *end)),
             answer_max: submit.max_new_tokens,
             already_sent,
         };

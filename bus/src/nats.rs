@@ -355,17 +355,20 @@ impl Bus for NatsBus {
 
     async fn kv_keys(&self, prefix: &str) -> Result<Vec<(String, u64)>, BusError> {
         let store = self.store().await?;
+        // The server filters by whole tokens, and knows the keys without sending a value: a bucket may hold very many others.
+        let tokens = prefix.rfind('.').map_or("", |dot| &prefix[..=dot]);
+        let filter = format!("{}{tokens}>", store.prefix);
         let listed = self.kv(async {
-            store
-                .keys()
-                .await
-                .map_err(other)?
+            let subjects = store.stream.info_with_subjects(filter).await.map_err(other)?;
+            subjects
+                .map_ok(|(subject, _)| subject)
                 .try_collect::<Vec<String>>()
                 .await
                 .map_err(other)
         });
-        let mut keys = listed.await??;
-        keys.retain(|key| key.starts_with(prefix));
+        let subjects = listed.await??;
+        let keys = subjects.iter().filter_map(|s| s.strip_prefix(store.prefix.as_str()));
+        let mut keys: Vec<String> = keys.filter(|key| key.starts_with(prefix)).map(str::to_owned).collect();
         if keys.len() > KV_KEYS_MAX {
             return Err(BusError::TooManyKeys { max: KV_KEYS_MAX });
         }

@@ -327,13 +327,18 @@ fn worker(mut tools: Tools, command: WorkerCommand) -> anyhow::Result<()> {
                     (true, false) => "alive",
                 };
                 let number = |key: &str| w[key].as_u64().unwrap_or(0);
+                // A prefill worker promises nothing: all of its pool is a cache.
+                let room = match w["kind"].as_str() {
+                    Some("decode") => number("room_pages").to_string(),
+                    _ => "-".to_owned(),
+                };
                 println!(
                     "{name:<14} {:<8} {state:<9} {:>7} {:>10} {:>10} {:>10}",
                     w["kind"].as_str().unwrap_or("?"),
                     number("running"),
                     number("queued_tokens"),
                     number("pool_pages"),
-                    number("room_pages"),
+                    room,
                 );
             }
             println!("QUEUED in tokens, POOL and ROOM in pages.");

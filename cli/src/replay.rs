@@ -50,6 +50,9 @@ pub struct ReplayArgs {
     /// Stop at the first broken line of the trace.
     #[arg(long)]
     strict: bool,
+    /// Fail if less than so many percent of the turns after a session's first are direct.
+    #[arg(long, value_name = "PERCENT")]
+    min_direct: Option<f64>,
     /// Write one JSON object a turn to this file.
     #[arg(long)]
     out: Option<PathBuf>,
@@ -113,6 +116,12 @@ pub fn run(config: &Config, arguments: ReplayArgs) -> anyhow::Result<ExitCode> {
         println!("{}", serde_json::to_string_pretty(&summary)?);
     } else {
         println!("{}", summary.render_table());
+    }
+    let direct = summary.paths_after_first.share(summary.paths_after_first.direct);
+    if let (Some(least), Some(share)) = (arguments.min_direct, direct) {
+        if share * 100.0 < least {
+            bail!("{:.1} % of the turns after a session's first were direct, not {least} %", share * 100.0);
+        }
     }
     Ok(if summary.failed == 0 {
         ExitCode::SUCCESS

@@ -304,6 +304,41 @@ impl Cluster {
         self.workers.push((Kind::Decode, name.to_owned()));
     }
 
+    /// Adds a control node. It is not waited for.
+    pub fn join_control(&mut self, name: &str) {
+        let config = self.folder.0.join("pinion.toml").display().to_string();
+        let words = ["--config", &config, "control", "--id", name];
+        let command: Vec<String> = std::iter::once(pinion().display().to_string())
+            .chain(words.map(str::to_owned))
+            .collect();
+        self.spawn(name, &command);
+        self.controls.push(name.to_owned());
+    }
+
+    /// Asks a process to end, as an operator or an orchestrator does.
+    ///
+    /// # Panics
+    /// If there is none of that name.
+    pub fn terminate(&self, name: &str) {
+        let pid = self.pids()[name];
+        kill_process(Pid::from_raw(pid).expect("a pid"), Signal::TERM).expect("cannot signal");
+    }
+
+    /// Deletes everything in the store, as a JetStream server without its disk would. Returns how many keys that were.
+    ///
+    /// # Panics
+    /// If the store does not answer.
+    pub async fn lose_store(&self) -> usize {
+        let mut lost = 0;
+        for prefix in ["session.", "shard.", "control."] {
+            for (key, _) in self.bus.kv_keys(prefix).await.expect("no keys") {
+                self.bus.kv_delete(&key, None).await.expect("cannot delete");
+                lost += 1;
+            }
+        }
+        lost
+    }
+
     /// Adds a gateway that reaches NATS on another port, and waits until it serves. Returns its URL.
     ///
     /// # Panics

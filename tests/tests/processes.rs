@@ -120,6 +120,65 @@ fn a_drain_moves_sessions_and_fails_no_turn_and_a_new_worker_gets_work() {
 }
 
 #[test]
+fn a_control_node_that_joins_gets_its_part_and_one_that_leaves_hands_its_own_back() {
+    in_real_time(async {
+        let mut cluster = Cluster::start(size(1, 2)).await;
+        let mut talks: Vec<Talk> = (0..12).map(|i| Talk::new(&cluster.url, i, 300)).collect();
+        turn_each(&mut talks, 10).await;
+        let sessions: Vec<String> = talks.iter().map(|t| t.session.clone()).collect();
+        let owned_by = async |cluster: &Cluster, name: &str| {
+            let mut count = 0;
+            for session in &sessions {
+                count += usize::from(cluster.owner(session).await.as_deref() == Some(name));
+            }
+            count
+        };
+        assert_eq!(owned_by(&cluster, "control-0").await, 12);
+        cluster.join_control("control-1");
+        // It gets sessions while turns run, and no turn fails, and none has to be seeded again.
+        let until = Instant::now() + SOON * 3;
+        while !(3..=9).contains(&owned_by(&cluster, "control-1").await) {
+            assert!(Instant::now() < until, "the new control node gets no sessions");
+            let paths = turn_each(&mut talks, 30).await;
+            assert!(paths.iter().all(|p| p == "direct"), "{paths:?}");
+        }
+        cluster.terminate("control-0");
+        let paths = turn_each(&mut talks, 30).await;
+        assert!(paths.iter().all(|p| p == "direct"), "{paths:?}");
+        assert_eq!(owned_by(&cluster, "control-1").await, 12);
+        cluster.rest_within(SOON).await;
+    });
+}
+
+#[test]
+fn a_store_that_loses_everything_costs_no_turn_and_no_seed() {
+    in_real_time(async {
+        let cluster = Cluster::start(size(1, 2)).await;
+        let mut talks: Vec<Talk> = (0..6).map(|i| Talk::new(&cluster.url, i, 300)).collect();
+        turn_each(&mut talks, 10).await;
+        let url = cluster.url.clone();
+        let running = tokio::spawn(async move {
+            let paths = turn_each(&mut talks, 100).await;
+            (talks, paths)
+        });
+        eventually("a turn runs", SOON, || async {
+            let held = cluster.held("decode-0").await;
+            held.iter().any(|h| h.busy).then_some(())
+        })
+        .await;
+        assert!(cluster.lose_store().await >= 64, "leases of all shards");
+        let (mut talks, paths) = running.await.unwrap();
+        assert!(paths.iter().all(|p| p == "direct"), "{paths:?}");
+        // What workers hold says where the sessions are.
+        let paths = turn_each(&mut talks, 10).await;
+        assert!(paths.iter().all(|p| p == "direct"), "{paths:?}");
+        let mut fresh = Talk::new(&url, 100, 300);
+        assert!(matches!(fresh.turn(5, 0).await, End::Completed { .. }));
+        cluster.rest_within(SOON).await;
+    });
+}
+
+#[test]
 fn a_client_that_goes_away_frees_everything_at_once() {
     in_real_time(async {
         let cluster = Cluster::start(size(1, 1)).await;

@@ -64,6 +64,8 @@ pub struct Session {
     pin: Option<WorkerId>,
     committed_tokens: u32,
     tip: Option<PageHash>,
+    /// [`Turn::prompt_end`] of the last committed turn.
+    prompt_end: Option<(u32, PageHash)>,
     waiting: VecDeque<Turn>,
     active: Option<Active>,
     rejects: Rejects,
@@ -242,6 +244,7 @@ impl Session {
         self.next_turn = self.next_turn.next();
         self.committed_tokens = commit.tokens;
         self.tip = commit.tip;
+        self.prompt_end = active.turn.prompt_end;
         if path == Path::Direct {
             // Only a direct success clears, and only this pair (digest T44, T50).
             self.rejects.completed_direct(worker);
@@ -259,6 +262,7 @@ impl Session {
         self.next_turn = self.next_turn.next();
         self.committed_tokens = active.turn.prompt_tokens.saturating_add(active.sent);
         self.tip = None;
+        self.prompt_end = active.turn.prompt_end;
         let path = if active.seeded { Path::Seed } else { Path::Direct };
         out.push(Action::Persist);
         self.finish(active.turn.request, Outcome::Completed(path), out);

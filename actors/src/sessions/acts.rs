@@ -152,7 +152,7 @@ impl Sessions {
             time_left: turn.deadline.since(now),
             prefix_pages: entry.machine.committed_tokens() / self.config.page_tokens.max(1),
             pinned: entry.machine.pin() == Some(worker),
-            prefix_changed: entry.machine.prefix_changed(&turn.chain, self.config.page_tokens),
+            prefix_changed: entry.machine.prefix_changed(&turn.chain),
             tokens: [&turn.submit.prompt[..], sent].concat(),
             already_sent: sent.len() as u32,
             max_new_tokens: turn.submit.max_new_tokens.saturating_sub(sent.len() as u32),

@@ -14,6 +14,7 @@ fn turn(n: u128) -> Turn {
         prompt_tokens: 50,
         answer_max: 50,
         already_sent: 0,
+        prompt_end: None,
     }
 }
 

@@ -17,6 +17,8 @@ pub struct Turn {
     pub deadline: Micros,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
+    /// Number and name of the prompt's last full page, if it has one.
+    pub prompt_end: Option<(u32, PageHash)>,
     /// Most tokens of the whole answer.
     pub answer_max: u32,
     /// Tokens of the answer the client has from an earlier owner.

@@ -17,6 +17,7 @@ impl Session {
             pin: None,
             committed_tokens: 0,
             tip: None,
+            prompt_end: None,
             waiting: VecDeque::new(),
             active: None,
             rejects: Rejects::default(),
@@ -69,11 +70,11 @@ impl Session {
         self.committed_tokens
     }
 
-    /// Whether a prompt with these full pages is another one than the committed context goes on with. `page_tokens` is above 0.
-    pub fn prefix_changed(&self, chain: &[PageHash], page_tokens: u32) -> bool {
-        let pages = (self.committed_tokens / page_tokens.max(1)) as usize;
-        let last = pages.checked_sub(1).and_then(|last| chain.get(last));
-        self.tip.is_some_and(|tip| last != Some(&tip))
+    /// Whether a prompt with these full pages does not go on from the last one, as after a compaction. (How much of that one's
+    /// answer it takes over is not asked.)
+    pub fn prefix_changed(&self, chain: &[PageHash]) -> bool {
+        let changed = |(pages, end): (u32, PageHash)| chain.get((pages as usize).wrapping_sub(1)) != Some(&end);
+        self.prompt_end.is_some_and(changed)
     }
 
     /// What the session remembers of the workers that rejected it, and of its migrations.

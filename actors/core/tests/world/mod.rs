@@ -392,6 +392,7 @@ impl World {
             prompt_tokens: context(turn),
             answer_max: 1,
             already_sent: 0,
+            prompt_end: None,
         };
         self.tell(s, Fact::Arrived(arrived))
     }
