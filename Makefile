@@ -26,5 +26,5 @@ bench: nats
 check:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
-	cargo test --quiet -p pinion-tests --test walls
+	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --quiet
+	cargo test --quiet -p pinion-tests --test walls --test dependencies

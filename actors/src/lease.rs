@@ -103,6 +103,7 @@ impl Keeper {
             }
             self.give_up_late(&mut shards);
             tokio::select! {
+                biased; // or a simulation would not repeat itself
                 () = tokio::time::sleep(CHECK) => {}
                 // An error means that nobody can tell us any more: then it is over too.
                 _ = leave.wait_for(|leave| *leave) => break,

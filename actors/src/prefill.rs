@@ -134,6 +134,18 @@ impl<E: Engine> Prefill<E> {
         if self.work.get(&request).is_some_and(|w| w.seed.attempt >= seed.attempt) {
             return;
         }
+        let same = |s: &Seed| (s.permit, &s.decode, s.decode_epoch) == (seed.permit, &seed.decode, seed.decode_epoch);
+        if let Some(work) = self.work.get_mut(&request).filter(|w| same(&w.seed)) {
+            // Asked after: it goes on, and its end belongs to the new attempt.
+            (work.seed.attempt, work.seed.notify) = (seed.attempt, seed.notify);
+            let (epoch, waiting) = (self.config.epoch, self.queue.len() as u32);
+            let accepted = Accepted {
+                request,
+                epoch,
+                waiting,
+            };
+            return out.respond(message, &accepted);
+        }
         self.drop_seed(request);
         let attempt = seed.attempt;
         if self.work.len() >= QUEUE_MAX {

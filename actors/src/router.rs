@@ -142,7 +142,7 @@ impl Router {
             return;
         }
         crate::dispatch!(message, {
-            Heartbeat(beat) => self.on_heartbeat(now, kind, beat, out),
+            Heartbeat(beat) => self.on_heartbeat(now, kind, &beat, out),
             PagesStored(e) => {
                 let applied = self.index.stored(&e.worker, e.epoch, e.sequence, &e.pages);
                 self.on_applied(&e.worker, e.epoch, applied, out);
@@ -154,7 +154,7 @@ impl Router {
         });
     }
 
-    fn on_heartbeat(&mut self, now: Micros, kind: Kind, beat: Heartbeat, out: &mut Effects) {
+    fn on_heartbeat(&mut self, now: Micros, kind: Kind, beat: &Heartbeat, out: &mut Effects) {
         let jitter = self.jitter();
         let known = self.workers.get(&beat.worker).map(|w| w.epoch);
         if known.is_some_and(|e| beat.epoch < e) {

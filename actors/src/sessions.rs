@@ -93,7 +93,7 @@ pub struct Sessions {
     subjects: Subjects,
     notify: String,
     owned: BTreeMap<u16, Epoch>,
-    sessions: BTreeMap<SessionId, Entry>,
+    held: BTreeMap<SessionId, Entry>,
     idle: BTreeSet<(Micros, SessionId)>,
     due: BTreeSet<(Micros, SessionId)>,
     turns: BTreeMap<RequestId, Turn>,
@@ -117,7 +117,7 @@ impl Sessions {
             subjects,
             notify,
             owned: BTreeMap::new(),
-            sessions: BTreeMap::new(),
+            held: BTreeMap::new(),
             idle: BTreeSet::new(),
             due: BTreeSet::new(),
             turns: BTreeMap::new(),
@@ -159,10 +159,10 @@ impl Sessions {
             return out.respond(message, &failed);
         };
         let session = submit.session.clone();
-        if !self.sessions.contains_key(&session) {
+        if !self.held.contains_key(&session) {
             self.open(now, &session, epoch, out);
         }
-        if let Some(entry) = self.sessions.get_mut(&session) {
+        if let Some(entry) = self.held.get_mut(&session) {
             self.idle.remove(&(entry.last_used, session.clone()));
             entry.last_used = now;
         }
@@ -191,7 +191,7 @@ impl Sessions {
             already_sent,
         };
         let repeated = self
-            .sessions
+            .held
             .get(&session)
             .is_some_and(|e| e.machine.ended(request).is_some());
         let answer = submit.answer_so_far.clone();
@@ -226,11 +226,11 @@ impl Sessions {
 
     /// Begins to hold a session: asks the store for what its last owner left there.
     fn open(&mut self, now: Micros, session: &SessionId, epoch: Epoch, out: &mut Effects) {
-        while self.sessions.len() >= SESSIONS_MAX {
+        while self.held.len() >= SESSIONS_MAX {
             let Some((_, longest_idle)) = self.idle.pop_first() else {
                 break;
             };
-            self.sessions.remove(&longest_idle);
+            self.held.remove(&longest_idle);
         }
         let entry = Entry {
             machine: Session::new(epoch),
@@ -239,7 +239,7 @@ impl Sessions {
             opening: Some(Vec::new()),
             due: None,
         };
-        self.sessions.insert(session.clone(), entry);
+        self.held.insert(session.clone(), entry);
         self.next_token += 1;
         self.opening.insert(self.next_token, session.clone());
         out.get(self.next_token, snapshot_key(session), STORE_PATIENCE);
@@ -251,7 +251,7 @@ impl Sessions {
             return;
         };
         let epoch = self.epoch_of(&session);
-        let Some(entry) = self.sessions.get_mut(&session) else {
+        let Some(entry) = self.held.get_mut(&session) else {
             return;
         };
         let Some(turns) = entry.opening.take() else { return };
@@ -276,7 +276,7 @@ impl Sessions {
     }
 
     fn arrived(&mut self, now: Micros, session: &SessionId, turn: session::Turn, out: &mut Effects) {
-        let Some(entry) = self.sessions.get_mut(session) else {
+        let Some(entry) = self.held.get_mut(session) else {
             return;
         };
         match &mut entry.opening {
@@ -288,7 +288,7 @@ impl Sessions {
 
     fn on_cancel(&mut self, now: Micros, cancel: &Cancel, out: &mut Effects) {
         let (session, request) = (&cancel.session, cancel.request);
-        let opening = self.sessions.get_mut(session).and_then(|e| e.opening.as_mut());
+        let opening = self.held.get_mut(session).and_then(|e| e.opening.as_mut());
         match opening {
             None => self.step(now, session, Fact::Cancelled(request), out),
             Some(turns) => {
@@ -301,14 +301,14 @@ impl Sessions {
     /// Lets go of a session that has another owner now.
     fn close(&mut self, now: Micros, session: &SessionId, newer: Epoch, out: &mut Effects) {
         self.step(now, session, Fact::Superseded(newer), out);
-        let Some(entry) = self.sessions.get_mut(session) else {
+        let Some(entry) = self.held.get_mut(session) else {
             return;
         };
         for turn in entry.opening.take().unwrap_or_default() {
             let outcome = Outcome::Failed(AbortReason::Superseded);
             self.finish(now, session, turn.request, outcome, out);
         }
-        if let Some(entry) = self.sessions.remove(session) {
+        if let Some(entry) = self.held.remove(session) {
             self.idle.remove(&(entry.last_used, session.clone()));
             if let Some(due) = entry.due {
                 self.due.remove(&(due, session.clone()));
@@ -330,7 +330,7 @@ impl Sessions {
     /// What a turn carries, if the attempt is its present one: what is said of an older one changes nothing (I7).
     fn present(&mut self, request: RequestId, attempt: u64) -> Option<&mut Turn> {
         let turn = self.turns.get_mut(&request)?;
-        let entry = self.sessions.get(&turn.submit.session)?;
+        let entry = self.held.get(&turn.submit.session)?;
         (entry.machine.attempt(request) == Some(attempt)).then_some(turn)
     }
 
@@ -411,10 +411,9 @@ impl Sessions {
 
     fn on_leg_failed(&mut self, now: Micros, failed: &LegFailed, out: &mut Effects) {
         if let Some(turn) = self.present(failed.request, failed.attempt) {
+            // It is told to stop when the machine aborts the attempt.
             let of_prefill = failed.reason != AbortReason::DecodeLost;
-            if let Some(prefill) = turn.seeding_on.take_if(|_| of_prefill) {
-                turn.bad_prefill.push(prefill);
-            }
+            turn.bad_prefill.extend(turn.seeding_on.clone().filter(|_| of_prefill));
         }
         self.fact(
             now,
@@ -503,7 +502,7 @@ impl Sessions {
             }
             Local::Shard(shard, None) => {
                 let Some(epoch) = self.owned.remove(&shard) else { return };
-                let lost: Vec<SessionId> = self.sessions.keys().filter(|s| shard_of(s) == shard).cloned().collect();
+                let lost: Vec<SessionId> = self.held.keys().filter(|s| shard_of(s) == shard).cloned().collect();
                 for session in lost {
                     self.close(now, &session, epoch.next(), out);
                 }
@@ -526,7 +525,7 @@ impl Sessions {
             .collect();
         for (request, session, seeding) in running {
             if seeding {
-                let attempt = self.sessions.get(&session).and_then(|e| e.machine.attempt(request));
+                let attempt = self.held.get(&session).and_then(|e| e.machine.attempt(request));
                 if let Some(attempt) = attempt {
                     self.on_leg_failed(
                         now,
@@ -545,7 +544,7 @@ impl Sessions {
     }
 
     fn step(&mut self, now: Micros, session: &SessionId, fact: Fact, out: &mut Effects) {
-        let Some(entry) = self.sessions.get_mut(session) else {
+        let Some(entry) = self.held.get_mut(session) else {
             return;
         };
         for action in entry.machine.step(now, fact) {
@@ -557,7 +556,7 @@ impl Sessions {
     /// Sees to it that the session is looked at in time. A time that has moved on is left as it is: that happens with each
     /// chunk, and a look too early costs nothing.
     fn schedule(&mut self, session: &SessionId) {
-        let Some(entry) = self.sessions.get_mut(session) else {
+        let Some(entry) = self.held.get_mut(session) else {
             return;
         };
         let Some(due) = entry.machine.next_deadline() else {
@@ -598,7 +597,7 @@ impl Role for Sessions {
                     let Some((_, session)) = self.due.pop_first() else {
                         return;
                     };
-                    if let Some(entry) = self.sessions.get_mut(&session) {
+                    if let Some(entry) = self.held.get_mut(&session) {
                         entry.due = None;
                     }
                     self.step(now, &session, Fact::Tick, out);

@@ -118,7 +118,7 @@ enum Outgoing {
     Respond(pinion_bus::Message, bytes::Bytes),
 }
 
-/// Starts `role` as an actor called `name`. It ends when [`ActorRef::stop`] is called.
+/// Starts `role` as an actor called `name`. It ends when the actor is stopped.
 ///
 /// # Errors
 /// If the name is taken in this process.

@@ -14,7 +14,6 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt};
 
 pub mod nats;
-pub mod sequence;
 pub mod sim;
 pub mod subject;
 

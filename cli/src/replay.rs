@@ -118,10 +118,13 @@ pub fn run(config: &Config, arguments: ReplayArgs) -> anyhow::Result<ExitCode> {
         println!("{}", summary.render_table());
     }
     let direct = summary.paths_after_first.share(summary.paths_after_first.direct);
-    if let (Some(least), Some(share)) = (arguments.min_direct, direct) {
-        if share * 100.0 < least {
-            bail!("{:.1} % of the turns after a session's first were direct, not {least} %", share * 100.0);
-        }
+    if let (Some(least), Some(share)) = (arguments.min_direct, direct)
+        && share * 100.0 < least
+    {
+        bail!(
+            "{:.1} % of the turns after a session's first were direct, not {least} %",
+            share * 100.0
+        );
     }
     Ok(if summary.failed == 0 {
         ExitCode::SUCCESS

@@ -92,7 +92,7 @@ fn start(dir: &Path, name: &str, command: &[String]) -> anyhow::Result<Process> 
         .with_context(|| format!("cannot start {program}"))?;
     Ok(Process {
         name: name.to_owned(),
-        pid: child.id() as i32,
+        pid: i32::try_from(child.id()).context("a process id beyond i32")?,
         command: command.to_vec(),
     })
 }
@@ -113,10 +113,8 @@ fn nats_server() -> anyhow::Result<PathBuf> {
 /// Starts everything and waits until it serves.
 pub fn up(mut config: Config, plan: &Plan) -> anyhow::Result<()> {
     let dir = &plan.dir;
-    if let Ok(state) = State::read(dir) {
-        if state.processes.iter().any(|p| alive(p.pid)) {
-            bail!("a cluster is running in {}: `pinion down` stops it", dir.display());
-        }
+    if State::read(dir).is_ok_and(|state| state.processes.iter().any(|p| alive(p.pid))) {
+        bail!("a cluster is running in {}: `pinion down` stops it", dir.display());
     }
     if plan.decode == 0 || plan.control == 0 {
         bail!("--decode and --control must be at least 1");
@@ -146,7 +144,8 @@ fn start_all(config: &mut Config, plan: &Plan, state: &mut State) -> anyhow::Res
         let store = dir.join("nats");
         let file = dir.join("nats.conf");
         let text = format!(
-            "listen: \"127.0.0.1:{port}\"\njetstream {{ store_dir: {store:?} }}\nmax_payload: {MESSAGE_BYTES_MAX}\n"
+            "listen: \"127.0.0.1:{port}\"\njetstream {{ store_dir: \"{}\" }}\nmax_payload: {MESSAGE_BYTES_MAX}\n",
+            store.display()
         );
         fs::write(&file, text).context("cannot write nats.conf")?;
         let command = [

@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The cluster's configuration: a slow engine, so that there is a middle of a stream (10 ms a token) and of a seed (4,000
 /// tokens/s), and small pages.
-const CONFIG: &str = r#"
+const CONFIG: &str = r"
 [engine]
 page_tokens = 16
 device_pages = 4000
@@ -35,7 +35,7 @@ device_pages = 4000
 vocab = 50000
 [prefill_engine.cost]
 prefill_tokens_per_sec = 4000
-"#;
+";
 
 /// The `pinion` binary: `PINION_BIN`, or what cargo builds next to this test.
 ///
@@ -324,7 +324,7 @@ impl Cluster {
         kill_process(Pid::from_raw(pid).expect("a pid"), Signal::TERM).expect("cannot signal");
     }
 
-    /// Deletes everything in the store, as a JetStream server without its disk would. Returns how many keys that were.
+    /// Deletes everything in the store, as a `JetStream` server without its disk would. Returns how many keys that were.
     ///
     /// # Panics
     /// If the store does not answer.
@@ -457,10 +457,10 @@ impl Cluster {
         }
         for name in &self.controls {
             // A killed control node owns nothing; it need not be there.
-            if let Some(view) = self.control(name).await {
-                if view["running_turns"] != 0 {
-                    return Some(format!("{name}: {view}"));
-                }
+            if let Some(view) = self.control(name).await
+                && view["running_turns"] != 0
+            {
+                return Some(format!("{name}: {view}"));
             }
         }
         None

@@ -3,6 +3,8 @@
 //!
 //! `cargo test` breaks each thing once. `make faults` does it `PINION_FAULT_REPS` times (10) and prints the table.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
 use pinion_schemas::subject::Kind;
 use pinion_tests::client::{End, Progress, Record, Talk};
 use pinion_tests::cluster::{Cluster, Held, Size};
@@ -168,12 +170,12 @@ impl Crowd {
     }
 
     async fn end(self) -> Vec<Talk> {
-        let mut talks = Vec::new();
+        let mut ended = Vec::new();
         for task in self.tasks {
-            let talk = tokio::time::timeout(Duration::from_secs(60), task).await;
-            talks.push(talk.expect("a turn hangs").unwrap());
+            let talk = tokio::time::timeout(Duration::from_mins(1), task).await;
+            ended.push(talk.expect("a turn hangs").unwrap());
         }
-        talks
+        ended
     }
 }
 
@@ -236,11 +238,11 @@ async fn gets_work(cluster: &Cluster, name: &str, number: u32) -> Vec<Talk> {
         }
         assert!(Instant::now() < until, "{name} is back and gets no work: {view}");
     }
-    let mut talks = Vec::new();
+    let mut ended = Vec::new();
     for task in tasks {
-        talks.push(task.await.unwrap());
+        ended.push(task.await.unwrap());
     }
-    talks
+    ended
 }
 
 /// What was broken.

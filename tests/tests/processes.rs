@@ -1,5 +1,7 @@
 //! Real processes and real NATS, nothing broken: workers that come and go, clients that go, users who err.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
 use pinion_schemas::subject::Kind;
 use pinion_tests::client::{End, Talk};
 use pinion_tests::cluster::{Cluster, Folder, Size, alive, run};
@@ -20,7 +22,7 @@ fn text(output: &Output) -> String {
 }
 
 async fn turn_each(talks: &mut Vec<Talk>, n: usize) -> Vec<String> {
-    let tasks: Vec<_> = talks
+    let running: Vec<_> = talks
         .drain(..)
         .map(|mut talk| {
             tokio::spawn(async move {
@@ -30,8 +32,8 @@ async fn turn_each(talks: &mut Vec<Talk>, n: usize) -> Vec<String> {
         })
         .collect();
     let mut paths = Vec::new();
-    for task in tasks {
-        let (talk, end) = task.await.unwrap();
+    for turn in running {
+        let (talk, end) = turn.await.unwrap();
         let End::Completed { path } = end else {
             panic!("{}: {end:?}", talk.session)
         };

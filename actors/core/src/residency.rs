@@ -7,27 +7,31 @@
 //! prefix is therefore takes a binary search, and for all workers at once a divide and conquer over sets of holders.
 //! After pages were refused at the cap this may be wrong for them until the next snapshot; the protocol is right anyway.
 //!
-//! A page costs a 24-byte entry and a control byte at a load between 7/16 and 7/8: 29 to 57 bytes. It names its holders
-//! by the number of an interned set instead of a mask inline: 256 workers would need 32 bytes, and a cluster has few
-//! distinct sets (one per worker, plus one per group that shares a prefix).
+//! A page costs a 16-byte entry at a load between 3/8 and 3/4: 21 to 43 bytes. It names its holders by the number of an
+//! interned set instead of a mask inline: 256 workers would need 32 bytes, and a cluster has few distinct sets (one per
+//! worker, plus one per group that shares a prefix).
 
 use pinion_schemas::{Epoch, PageHash, WorkerId};
 use serde::Serialize;
-use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasherDefault, Hash, Hasher};
+use std::collections::BTreeMap;
 
 mod sets;
+mod table;
 #[cfg(test)]
 mod tests;
 
-use sets::{Holders, SetId, Sets};
+use sets::{Holders, Sets};
+use table::{Key, Table};
 
 /// Workers an index knows at most: the bits of a set of holders. Events of further ones are refused, and counted.
 pub const WORKERS_MAX: usize = sets::SLOTS;
 /// Distinct sets of holders at most, about 8 MB; whoever would need another one is refused, and counted.
 pub const SETS_MAX: usize = 1 << 16;
-/// Pages unless configured otherwise: 64 workers with one million tokens each, 57 MB at most.
+/// Pages unless configured otherwise: 64 workers with one million tokens each, 32 MB at most.
 pub const PAGES_MAX: usize = 1 << 20;
+
+/// Lookups that wait for memory together: about what a core has under way at once.
+const LOOKUPS_AT_ONCE: usize = 32;
 
 /// What became of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -80,46 +84,11 @@ struct Slot {
     seen: WorkerView,
 }
 
-/// First 16 bytes of a page's name: at 2^20 pages, two meet with a chance of 2^-89.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Key([u64; 2]);
-
-impl Key {
-    fn of(page: &PageHash) -> Self {
-        let wide = u128::from_le_bytes(std::array::from_fn(|i| page.0[i]));
-        Self([wide as u64, (wide >> 64) as u64])
-    }
-}
-
-impl Hash for Key {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.0[0]);
-    }
-}
-
-/// Takes the key as it is: SHA-256 has mixed it already. Fixed, so the same events build the same table.
-#[derive(Default, Clone, Copy)]
-struct AsIs(u64);
-
-impl Hasher for AsIs {
-    fn write(&mut self, bytes: &[u8]) {
-        for b in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*b);
-        }
-    }
-    fn write_u64(&mut self, n: u64) {
-        self.0 = n;
-    }
-    fn finish(&self) -> u64 {
-        self.0
-    }
-}
-
 /// The index. See the module's text.
 #[derive(Debug, Clone)]
 pub struct Residency {
     pages_max: usize,
-    pages: HashMap<Key, SetId, BuildHasherDefault<AsIs>>,
+    pages: Table,
     sets: Sets,
     /// Position is the bit in a set of holders; a free slot is taken by the next new worker.
     slots: Vec<Option<Slot>>,
@@ -138,7 +107,7 @@ impl Residency {
     pub fn new(pages_max: usize) -> Self {
         Self {
             pages_max,
-            pages: HashMap::default(),
+            pages: Table::default(),
             sets: Sets::new(SETS_MAX),
             slots: Vec::new(),
             by_name: BTreeMap::new(),
@@ -196,34 +165,33 @@ impl Residency {
 
     /// Every worker that holds pages of `chain` from its root, by name, and how many.
     ///
-    /// Halves the chain: one lookup in the middle parts the workers that reach it from those that do not, and each part
-    /// goes on in its half. Costs about log₂(pages) lookups per distinct length, and none per worker. All lookups of one
-    /// depth are made before any result is looked at: in a large table each waits for memory, and so they wait together.
+    /// Cuts the chain: a lookup at a cut parts the workers that reach it from those that do not, and each part goes on
+    /// between its cuts. All lookups of a round wait for memory together; in a large table the waits are what they cost. So
+    /// few parts get several cuts each, for fewer rounds, and many parts one. Costs about log₂(pages) lookups per distinct
+    /// length, and none per worker.
     pub fn longest_prefixes(&self, chain: &[PageHash]) -> Vec<(&WorkerId, u32)> {
-        let Some(root) = chain.first() else {
-            return Vec::new();
-        };
         let mut lengths = [0; WORKERS_MAX];
         // Those in `.0` hold at least `.1` and at most `.2` pages.
-        let mut open = vec![(self.holders(root), 1, chain.len())];
-        let (mut parted, mut sets) = (Vec::new(), Vec::new());
+        let mut open = vec![(Holders::ALL, 0, chain.len())];
+        let (mut parted, mut asked) = (Vec::new(), Vec::new());
         while !open.is_empty() {
-            let middle = |least, most| usize::midpoint(least, most) + 1;
-            let behind = |(_, least, most): &(Holders, usize, usize)| chain.get(middle(*least, *most) - 1);
-            sets.extend(
-                open.iter()
-                    .map(|part| behind(part).and_then(|page| self.pages.get(&Key::of(page)))),
-            );
-            for ((holders, least, most), set) in open.drain(..).zip(sets.drain(..)) {
-                if least == most {
-                    holders.slots().for_each(|slot| lengths[slot] = least as u32);
-                    continue;
-                }
-                let middle = middle(least, most);
-                let reach = set.map_or(Holders::NONE, |set| holders.and(self.sets.get(*set)));
-                let parts = [(holders.without(reach), least, middle - 1), (reach, middle, most)];
-                parted.extend(parts.into_iter().filter(|part| !part.0.is_empty()));
+            let halvings = (LOOKUPS_AT_ONCE / open.len()).max(2).ilog2();
+            for (_, least, most) in &open {
+                asked.extend(cuts(*least, *most, halvings).map(|cut| Key::of(&chain[cut - 1])));
             }
+            self.pages.fetch(asked.iter().copied());
+            let mut keys = asked.drain(..);
+            for (mut holders, mut least, most) in open.drain(..) {
+                // `zip` asks the cuts first, so it takes no key too many.
+                for (cut, key) in cuts(least, most, halvings).zip(&mut keys) {
+                    let set = self.pages.get(key);
+                    let reach = set.map_or(Holders::NONE, |set| holders.and(self.sets.get(set)));
+                    part(holders.without(reach), least, cut - 1, &mut parted, &mut lengths);
+                    (holders, least) = (reach, cut);
+                }
+                part(holders, least, most, &mut parted, &mut lengths);
+            }
+            drop(keys);
             std::mem::swap(&mut open, &mut parted);
         }
         let workers = self.by_name.iter().map(|(worker, slot)| (worker, lengths[*slot]));
@@ -328,15 +296,24 @@ impl Residency {
     }
 
     fn holders(&self, page: &PageHash) -> Holders {
-        let set = self.pages.get(&Key::of(page));
-        set.map_or(Holders::NONE, |set| self.sets.get(*set))
+        let set = self.pages.get(Key::of(page));
+        set.map_or(Holders::NONE, |set| self.sets.get(set))
+    }
+
+    /// Asked before each page of an event: makes each group of them wait for memory together.
+    fn fetch(&self, pages: &[PageHash], at: usize) {
+        if at.is_multiple_of(LOOKUPS_AT_ONCE) {
+            let group = pages[at..].iter().take(LOOKUPS_AT_ONCE);
+            self.pages.fetch(group.map(Key::of));
+        }
     }
 
     fn insert(&mut self, slot: usize, pages: &[PageHash]) {
         let mut added = 0;
         for (i, page) in pages.iter().enumerate() {
+            self.fetch(pages, i);
             let key = Key::of(page);
-            let old = self.pages.get(&key).copied();
+            let old = self.pages.get(key);
             let before = old.map_or(Holders::NONE, |set| self.sets.get(set));
             if before.contains(slot) {
                 continue;
@@ -359,16 +336,15 @@ impl Residency {
     }
 
     fn remove(&mut self, slot: usize, pages: &[PageHash]) {
-        let mut removed = 0;
-        for page in pages {
-            let key = Key::of(page);
-            let Some(set) = self.pages.get_mut(&key) else { continue };
-            if self.sets.get(*set).contains(slot) {
-                removed += 1;
-                if !self.sets.replace_without(set, slot) {
-                    self.pages.remove(&key);
-                }
-            }
+        let mut removed = 0u64;
+        for (i, page) in pages.iter().enumerate() {
+            self.fetch(pages, i);
+            let sets = &mut self.sets;
+            self.pages.update(Key::of(page), |set| {
+                let held = sets.get(*set).contains(slot);
+                removed += u64::from(held);
+                !held || sets.replace_without(set, slot)
+            });
         }
         if let Some(seen) = self.seen(slot) {
             seen.pages = seen.pages.saturating_sub(removed);
@@ -380,10 +356,38 @@ impl Residency {
         let sets = &mut self.sets;
         if self.slots[slot].as_ref().is_some_and(|s| s.seen.pages > 0) {
             self.pages
-                .retain(|_, set| !sets.get(*set).contains(slot) || sets.replace_without(set, slot));
+                .retain(|set| !sets.get(*set).contains(slot) || sets.replace_without(set, slot));
         }
         if let Some(seen) = self.seen(slot) {
             seen.pages = 0;
         }
+    }
+}
+
+/// Where to cut a part whose workers hold `least` to `most` pages, so that it is halved so many times: numbers of pages in
+/// `least + 1..=most`, none if there is nothing to find out.
+fn cuts(least: usize, most: usize, halvings: u32) -> impl Iterator<Item = usize> {
+    let (span, parts) = (most - least, 1 << halvings);
+    let (count, scale, shift) = if span < parts {
+        (span, 1, 0)
+    } else {
+        (parts - 1, span, halvings)
+    };
+    (1..=count).map(move |n| least + ((n * scale + (1 << shift) - 1) >> shift))
+}
+
+/// Workers of which is known that they hold `least` to `most` pages: to be parted further, or done.
+fn part(
+    holders: Holders,
+    least: usize,
+    most: usize,
+    open: &mut Vec<(Holders, usize, usize)>,
+    lengths: &mut [u32; WORKERS_MAX],
+) {
+    if holders.is_empty() {
+    } else if least < most {
+        open.push((holders, least, most));
+    } else if least > 0 {
+        holders.slots().for_each(|slot| lengths[slot] = least as u32);
     }
 }

@@ -6,8 +6,8 @@
 //! | `Routing` | → `Asking`, `Paused` or `Backoff` | – | – | – | – | – | – | – | – |
 //! | `Paused` | – | – | – | – | – | – | – | – | ask the candidate |
 //! | `Asking` | – | → `Running` | → `Seeding` | → `Waiting` | next candidate | re-route | relay, → `Running` | commit | – |
-//! | `Waiting` | – | → `Running` | → `Seeding` | – | next candidate | re-route | relay, → `Running` | commit | – |
-//! | `Seeding` | – | → `Running` | – | – | next candidate | re-route | relay, → `Running` | commit | – |
+//! | `Waiting` | – | → `Running` | → `Seeding` | – | next candidate | re-route | relay, → `Running` | commit | ask the same D again |
+//! | `Seeding` | – | → `Running` | – | – | next candidate | re-route | relay, → `Running` | commit | ask the same D again |
 //! | `Running` | – | – | – | – | – | re-route (fail-over) | relay | commit | ask the same D again |
 //! | `Backoff` | – | – | – | – | – | – | – | – | → `Routing` or fail |
 //!
@@ -45,7 +45,8 @@ use std::collections::VecDeque;
 pub const QUEUED_TURNS_MAX: usize = 16;
 /// Rounds over all candidates before a turn fails as [`AbortReason::RetriesSpent`].
 pub const ROUNDS_MAX: u32 = 32;
-/// A running turn of which nothing was heard for so long is asked for again: its end may be lost. A D that runs it goes on.
+/// A turn that a D has, and of which nothing was heard for so long, is asked for again: what was said last may be lost. A D
+/// that runs it goes on; one that has it waiting, or for which it is seeded, gives the same answer again.
 pub const SILENCE_MAX: Micros = Micros::from_secs(10);
 /// Low bits of an attempt's number, which count within one owner: more than [`ROUNDS_MAX`] times the workers of any cluster.
 /// Above them stands the owner's epoch, milliseconds since 1970 at most or little more, so that the sum fits for millennia.
@@ -91,7 +92,7 @@ impl Session {
                     t.request == request
                 });
             }
-            Fact::WorkerLost(worker) => self.worker_lost(&worker, &mut out),
+            Fact::WorkerLost(worker) => self.worker_lost(now, &worker, &mut out),
             Fact::Superseded(epoch) => {
                 if epoch > self.epoch {
                     self.superseded = true;
@@ -150,10 +151,13 @@ impl Session {
                 active.ranked(now, ranking);
                 active.ask_next(now, pin, FallbackReason::NoCandidate, out);
             }
-            (State::Asking { worker } | State::Waiting { worker } | State::Seeding { worker }, TurnFact::Started) => {
+            (
+                State::Asking { worker } | State::Waiting { worker, .. } | State::Seeding { worker, .. },
+                TurnFact::Started,
+            ) => {
                 active.state = State::Running { worker, heard: now };
             }
-            (State::Asking { worker } | State::Waiting { worker }, TurnFact::Permit(permit)) => {
+            (State::Asking { worker } | State::Waiting { worker, .. }, TurnFact::Permit(permit)) => {
                 active.seeded = true;
                 out.push(Action::Seed {
                     worker: worker.clone(),
@@ -161,14 +165,14 @@ impl Session {
                     attempt: active.attempt,
                     permit,
                 });
-                active.state = State::Seeding { worker };
+                active.state = State::Seeding { worker, heard: now };
             }
-            (State::Asking { worker }, TurnFact::Queued) => active.state = State::Waiting { worker },
+            (State::Asking { worker }, TurnFact::Queued) => active.state = State::Waiting { worker, heard: now },
             (
-                State::Asking { worker } | State::Waiting { worker } | State::Seeding { worker },
+                State::Asking { worker } | State::Waiting { worker, .. } | State::Seeding { worker, .. },
                 TurnFact::Rejected(reason),
             ) => self.rejected(now, &worker, reason, out),
-            (state, TurnFact::LegFailed(reason)) if state.worker().is_some() => self.fail_over(reason, out),
+            (state, TurnFact::LegFailed(reason)) if state.worker().is_some() => self.fail_over(now, reason, out),
             // Tokens and the end also say that it runs: `Started` may be lost, or come later on another subject.
             (state, TurnFact::Progress { offset, tokens }) => {
                 let Some(worker) = state.worker().cloned() else { return };
@@ -204,7 +208,7 @@ impl Session {
     }
 
     /// The D is gone for all turns of the session.
-    fn worker_lost(&mut self, worker: &WorkerId, out: &mut Vec<Action>) {
+    fn worker_lost(&mut self, now: Micros, worker: &WorkerId, out: &mut Vec<Action>) {
         self.rejects.forget(worker);
         let Some(active) = self.active.as_mut() else { return };
         active.offers.retain(|o| o.worker != *worker);
@@ -212,19 +216,19 @@ impl Session {
             active.moved_by = Some(MigrationReason::WorkerLost);
         }
         if active.state.worker() == Some(worker) {
-            self.fail_over(AbortReason::DecodeLost, out);
+            self.fail_over(now, AbortReason::DecodeLost, out);
         }
     }
 
     /// The present attempt is lost: abort what is left of it and route again, without the worker that failed.
-    fn fail_over(&mut self, reason: AbortReason, out: &mut Vec<Action>) {
+    fn fail_over(&mut self, now: Micros, reason: AbortReason, out: &mut Vec<Action>) {
         let Some(active) = self.active.as_mut() else { return };
         active.abort(reason, out);
         // A prefill leg that died says nothing about the D. And one failure does not make a D lost: the router says that.
-        if let Some(worker) = active.state.worker().filter(|_| reason != AbortReason::PrefillLost) {
-            if !active.avoid.contains(worker) {
-                active.avoid.push(worker.clone());
-            }
+        if let Some(worker) = active.state.worker().filter(|_| reason != AbortReason::PrefillLost)
+            && !active.avoid.contains(worker)
+        {
+            active.avoid.push(worker.clone());
         }
         active.attempt += 1;
         active.round += 1;
@@ -232,6 +236,9 @@ impl Session {
             self.commit_answered(out);
         } else if active.round >= ROUNDS_MAX {
             self.fail(AbortReason::RetriesSpent, out);
+        } else if reason == AbortReason::PrefillLost && active.round > 1 {
+            // No P can be had just now. Asking again at once would spend all rounds in some milliseconds.
+            active.back_off(now);
         } else {
             active.route(&self.rejects, out);
         }
@@ -282,7 +289,8 @@ impl Session {
             let gone = matches!(reason, MigrationReason::WorkerLost | MigrationReason::Drain);
             let (tau, workers) = (active.rejects_max, active.workers);
             let settled = self.away >= tau || self.rejects.count(old) >= tau;
-            if !gone && !(settled && self.rejects.may_migrate(workers, tau)) {
+            let may = gone || settled && self.rejects.may_migrate(workers, tau);
+            if !may {
                 return;
             }
             self.rejects.migrated(reason);
@@ -311,7 +319,9 @@ impl Session {
             State::Paused { until } if until <= now => {
                 active.ask_next(now, pin, FallbackReason::AllRejected, out);
             }
-            State::Running { worker, heard } if heard.plus(SILENCE_MAX) <= now => {
+            State::Running { worker, heard } | State::Waiting { worker, heard } | State::Seeding { worker, heard }
+                if heard.plus(SILENCE_MAX) <= now =>
+            {
                 active.attempt += 1;
                 active.ask(worker, pin, out);
             }

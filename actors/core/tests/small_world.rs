@@ -1,5 +1,7 @@
 //! Every order in which two sessions of three turns can meet two decode workers, with a few faults, looked at state by state.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
 mod world;
 
 use std::collections::HashSet;

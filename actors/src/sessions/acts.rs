@@ -21,7 +21,7 @@ impl Sessions {
                 rejects,
             } => {
                 let Some(turn) = self.turns.get(&request) else { return };
-                let pin = self.sessions.get(session).and_then(|e| e.machine.pin().cloned());
+                let pin = self.held.get(session).and_then(|e| e.machine.pin().cloned());
                 out.tell(
                     ROUTER,
                     Local::RouteAsk(RouteAsk {
@@ -68,25 +68,7 @@ impl Sessions {
                 attempt,
                 reason,
             } => {
-                let epoch = self.epoch_of(session);
-                let abort = Abort {
-                    request,
-                    attempt,
-                    epoch,
-                    reason,
-                };
-                out.publish(self.subjects.worker(Kind::Decode, &worker, "abort").as_str(), &abort);
-                if let Some(prefill) = self.turns.get_mut(&request).and_then(|t| t.seeding_on.take()) {
-                    out.publish(self.subjects.worker(Kind::Prefill, &prefill, "abort").as_str(), &abort);
-                }
-                self.left(request, attempt, Tried::Ended, out);
-                let said = Said {
-                    request: Some(request),
-                    worker: Some(&worker),
-                    detail: Some(reason.label()),
-                    ..Said::of("aborted")
-                };
-                self.say(now, session, said, out);
+                self.abort(now, session, (request, attempt), &worker, reason, out);
             }
             Action::Relay { request, tokens, .. } => {
                 // The client has them from the worker's own stream; here they are kept for a fail-over.
@@ -105,23 +87,58 @@ impl Sessions {
             Action::Persist => self.persist(session, out),
             Action::Finish { request, outcome } => self.finish(now, session, request, outcome, out),
             Action::FinishAgain { request, outcome } => {
-                let Some(turn) = self.turns.remove(&request) else {
-                    return;
-                };
-                let reason = match (outcome, self.completed.get(request)) {
-                    (Outcome::Completed(_), Some(done)) => return out.publish(turn.submit.stream, done),
-                    // Its answer is forgotten: the client has to ask anew.
-                    (Outcome::Completed(_), None) => AbortReason::RetriesSpent,
-                    _ => abort_reason(outcome).unwrap_or(AbortReason::RetriesSpent),
-                };
-                let failed = Failed {
-                    request,
-                    reason,
-                    retry_after_millis: RETRY_AFTER_MILLIS,
-                };
-                out.publish(turn.submit.stream, &failed);
+                self.finish_again(request, outcome, out);
             }
         }
+    }
+
+    fn abort(
+        &mut self,
+        now: Micros,
+        session: &SessionId,
+        (request, attempt): (RequestId, u64),
+        worker: &WorkerId,
+        reason: AbortReason,
+        out: &mut Effects,
+    ) {
+        let epoch = self.epoch_of(session);
+        let abort = Abort {
+            request,
+            attempt,
+            epoch,
+            reason,
+        };
+        out.publish(self.subjects.worker(Kind::Decode, worker, "abort").as_str(), &abort);
+        if let Some(prefill) = self.turns.get_mut(&request).and_then(|t| t.seeding_on.take()) {
+            out.publish(self.subjects.worker(Kind::Prefill, &prefill, "abort").as_str(), &abort);
+        }
+        self.left(request, attempt, Tried::Ended, out);
+        let said = Said {
+            request: Some(request),
+            worker: Some(worker),
+            detail: Some(reason.label()),
+            ..Said::of("aborted")
+        };
+        self.say(now, session, said, out);
+    }
+
+    /// The client asks about a turn that has ended.
+    fn finish_again(&mut self, request: RequestId, outcome: Outcome, out: &mut Effects) {
+        let Some(turn) = self.turns.remove(&request) else {
+            return;
+        };
+        let reason = match (outcome, self.completed.get(request)) {
+            (Outcome::Completed(_), Some(done)) => return out.publish(turn.submit.stream, done),
+            // Its answer is forgotten: the client has to ask anew.
+            (Outcome::Completed(_), None) => AbortReason::RetriesSpent,
+            _ => abort_reason(outcome).unwrap_or(AbortReason::RetriesSpent),
+        };
+        let failed = Failed {
+            request,
+            reason,
+            retry_after_millis: RETRY_AFTER_MILLIS,
+        };
+        out.publish(turn.submit.stream, &failed);
     }
 
     #[expect(clippy::too_many_arguments, reason = "one message's worth of fields, used once")]
@@ -136,7 +153,7 @@ impl Sessions {
         out: &mut Effects,
     ) {
         let epoch = self.epoch_of(session);
-        let Some(entry) = self.sessions.get(session) else {
+        let Some(entry) = self.held.get(session) else {
             return;
         };
         let Some(turn) = self.turns.get(&request) else { return };
@@ -296,10 +313,10 @@ impl Sessions {
             };
             out.publish(turn.submit.stream, &failed);
         }
-        if let Some(entry) = self.sessions.get_mut(session) {
+        if let Some(entry) = self.held.get_mut(session) {
             entry.turns += 1;
         }
-        if let Some(entry) = self.sessions.get(session).filter(|e| e.machine.is_idle()) {
+        if let Some(entry) = self.held.get(session).filter(|e| e.machine.is_idle()) {
             self.idle.insert((entry.last_used, session.clone()));
         }
         let said = Said {
@@ -314,7 +331,7 @@ impl Sessions {
 
     /// Writes what the session's next owner needs.
     fn persist(&self, session: &SessionId, out: &mut Effects) {
-        let Some(entry) = self.sessions.get(session) else {
+        let Some(entry) = self.held.get(session) else {
             return;
         };
         match serde_json::to_vec(&entry.machine.snapshot()) {

@@ -65,7 +65,7 @@ impl Sessions {
                 running_turns: usize,
             }
             // A list for people: the first thousand by name.
-            let sessions = self.sessions.keys().take(1_000).collect();
+            let sessions = self.held.keys().take(1_000).collect();
             let (shards, running_turns) = (self.owned.len(), self.turns.len());
             return out.respond_json(
                 message,
@@ -79,7 +79,7 @@ impl Sessions {
         }
         // Only the owner answers: others stay silent, so that the asker gets one answer.
         let found = self
-            .sessions
+            .held
             .iter()
             .find(|(id, _)| id.as_str() == parsed.id || id.token() == parsed.id);
         if let Some((session, entry)) = found {

@@ -3,6 +3,7 @@
 //! `make bench ARGS='--json'` prints JSON; `--only route|sessions|turns` a part.
 
 mod alloc;
+mod hops;
 mod route;
 mod sessions;
 mod table;
@@ -10,6 +11,8 @@ mod turns;
 
 use serde_json::{Value, json};
 use std::process::ExitCode;
+
+const PARTS: [&str; 3] = ["route", "sessions", "turns"];
 
 fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
@@ -40,6 +43,10 @@ fn machine(before: &str) -> Value {
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let only = words.iter().position(|w| w == "--only").and_then(|i| words.get(i + 1));
+    if let Some(part) = only.filter(|o| !PARTS.contains(&o.as_str())) {
+        eprintln!("no part {part:?}: give one of {}", PARTS.join(", "));
+        return ExitCode::from(2);
+    }
     let wanted = |part: &str| only.is_none_or(|o| o == part);
     let before = load();
     let (mut sections, mut memory, mut failed) = (Vec::new(), Vec::new(), false);
@@ -73,7 +80,7 @@ fn main() -> ExitCode {
         let text = |key: &str| machine[key].as_str().unwrap_or("?").to_owned();
         let (cpu, load_before, load_after) = (text("cpu"), text("load_before"), text("load_after"));
         let line = format!(
-            "pinion bench: {} cores, {cpu}, load average before {load_before}, after {load_after}",
+            "pinion bench: {} cores, {cpu:.50}\nload average (1, 5, 15 min) before {load_before}, after {load_after}",
             machine["cores"]
         );
         print!("{}", table::text(&line, &sections));

@@ -11,6 +11,8 @@ pub struct Row {
     /// The median, or the one value there is.
     p50: f64,
     p99: Option<f64>,
+    /// The median of the best round: what other work on the machine disturbed least.
+    best: Option<f64>,
     goal: Option<f64>,
     goal_p99: Option<f64>,
 }
@@ -23,17 +25,28 @@ impl Row {
             unit,
             p50: value,
             p99: None,
+            best: None,
             goal: None,
             goal_p99: None,
         }
     }
-    /// Median and 99th percentile of `samples`, less `base`, in µs.
-    pub fn micros(what: impl Into<String>, samples: &mut [Duration], base: Duration) -> Self {
-        let at = |q: f64, sorted: &[Duration]| (percentile(sorted, q).as_nanos() as f64 - base.as_nanos() as f64) / 1e3;
-        samples.sort_unstable();
+    /// Samples of several rounds, less the round's `base`, in µs: the medians over the rounds of their median and 99th
+    /// percentile, so that one disturbed round decides nothing.
+    pub fn rounds(what: impl Into<String>, rounds: &mut [(Vec<Duration>, Duration)]) -> Self {
+        let mut at = |q: f64| {
+            let mut found: Vec<f64> = Vec::with_capacity(rounds.len());
+            for (samples, base) in &mut *rounds {
+                samples.sort_unstable();
+                found.push((percentile(samples, q).as_nanos() as f64 - base.as_nanos() as f64) / 1e3);
+            }
+            found.sort_by(f64::total_cmp);
+            found
+        };
+        let (p50, p99) = (at(0.5), at(0.99));
         Self {
-            p99: Some(at(0.99, samples)),
-            ..Self::value(what, "µs", at(0.5, samples))
+            p99: Some(p99[p99.len() / 2]),
+            best: Some(p50[0]),
+            ..Self::value(what, "µs", p50[p50.len() / 2])
         }
     }
     /// With the most the median may be, and the 99th percentile.
@@ -50,7 +63,7 @@ impl Row {
 
     fn json(&self) -> Value {
         json!({
-            "what": self.what, "unit": self.unit, "p50": self.p50, "p99": self.p99,
+            "what": self.what, "unit": self.unit, "p50": self.p50, "p99": self.p99, "best_p50": self.best,
             "goal_p50": self.goal, "goal_p99": self.goal_p99, "met": self.met(),
         })
     }
@@ -68,7 +81,7 @@ pub fn percentile(sorted: &[Duration], q: f64) -> Duration {
 /// A number in few characters.
 fn short(value: f64) -> String {
     match value.abs() {
-        v if v >= 100_000.0 => format!("{:.0}k", value / 1e3),
+        v if v >= 100_000.0 => format!("{:.0} k", value / 1e3),
         v if v >= 100.0 => format!("{value:.0}"),
         v if v >= 10.0 => format!("{value:.1}"),
         _ => format!("{value:.2}"),
@@ -79,8 +92,8 @@ fn short(value: f64) -> String {
 pub struct Section {
     /// Its headline.
     pub title: &'static str,
-    /// How it was measured.
-    pub how: String,
+    /// How it was measured, in lines.
+    pub how: Vec<String>,
     /// Its rows.
     pub rows: Vec<Row>,
 }
@@ -89,13 +102,19 @@ pub struct Section {
 pub fn text(machine: &str, sections: &[Section]) -> String {
     let mut out = format!("{machine}\n");
     for section in sections {
+        let spread = section.rows.iter().any(|row| row.p99.is_some());
+        let [value, p99, best] = if spread {
+            ["p50", "p99", "best"]
+        } else {
+            ["value", "", ""]
+        };
         let _ = write!(
             out,
-            "\n{:<56} {:>9} {:>9} {:>5}  goal\n",
-            section.title, "p50/value", "p99", "unit"
+            "\n{:<48} {value:>8} {p99:>8} {best:>8} {:>5}  goal\n",
+            section.title, "unit"
         );
         for row in &section.rows {
-            let p99 = row.p99.map(short).unwrap_or_default();
+            let [p99, best] = [row.p99, row.best].map(|v| v.map(short).unwrap_or_default());
             let goal = match (row.goal, row.goal_p99, row.met()) {
                 (Some(goal), None, Some(met)) => format!("≤ {} {}", short(goal), if met { "ok" } else { "MISSED" }),
                 (Some(goal), Some(p99), Some(met)) => {
@@ -104,14 +123,16 @@ pub fn text(machine: &str, sections: &[Section]) -> String {
                 _ => String::new(),
             };
             let line = format!(
-                "  {:<54} {:>9} {p99:>9} {:>5}  {goal}",
+                "  {:<46} {:>8} {p99:>8} {best:>8} {:>5}  {goal}",
                 row.what,
                 short(row.p50),
                 row.unit
             );
             let _ = writeln!(out, "{}", line.trim_end());
         }
-        let _ = writeln!(out, "  {}", section.how);
+        for line in &section.how {
+            let _ = writeln!(out, "  {line}");
+        }
     }
     out
 }

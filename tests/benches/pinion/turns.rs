@@ -1,7 +1,13 @@
-//! What the control plane adds to a turn: real processes of `pinion up` with an engine that costs nothing, against the same
-//! engine called in this process. Every measured turn is a warm direct append; the two ways take turns.
+//! What the control plane adds to a turn. Compared are, in turns within one loop so that what else the machine does hits all:
+//!
+//! * a turn through real processes (`pinion up`: gateway, control, one D, one P, NATS) over HTTP, until the first event with
+//!   text has been read. Each is a direct append to a warm session; a turn on another path fails the run;
+//! * the same turn in this process: submit to the same engine, until its first token. The engine's work takes no time, so
+//!   this is what its bookkeeping costs. The median of it, per round, is taken off the first: what is left was added;
+//! * the floor: the same three NATS hops between blocking sockets, and an HTTP round trip that ends in the gateway.
 
 use crate::alloc;
+use crate::hops::Hops;
 use crate::table::{Row, Section, percentile};
 use pinion_actors::{Engine, EngineOutput, Job};
 use pinion_gpu_agent::engine::sim::{CostModel, SimConfig, SimEngine};
@@ -12,23 +18,28 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Turns per row.
-const TURNS: usize = 1_000;
+/// Rounds per row, and turns per round.
+const ROUNDS: usize = 5;
+const TURNS: usize = 300;
 /// Turns before them that do not count.
 const WARM: usize = 50;
+/// Tokens of the smallest prompt. It fills no page, so all of it is new in each turn.
+const TINY: usize = 20;
 /// Tokens a turn appends to what its D holds, and tokens it generates.
 const APPEND: usize = 40;
 const ANSWER: u32 = 8;
 /// Pause between turns: what a turn leaves to do after its last token (commit, snapshot) is done by then.
 const REST: Duration = Duration::from_millis(4);
-/// Tokens of each stream.
-const STREAM: u32 = 20_000;
+/// Tokens of each stream, and how long one after the other is read.
+const STREAM: u32 = 5_000;
+const STREAMING: Duration = Duration::from_secs(2);
 /// Sessions made in the real cluster.
 const SESSIONS: usize = 10_000;
 /// Connections that make them.
 const MAKERS: usize = 8;
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+/// Why nothing was measured.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// No work takes time. Each step still has its smallest unit, 1 µs.
 fn engine() -> SimConfig {
@@ -95,10 +106,17 @@ impl Cluster {
         Ok(found["pid"].to_string())
     }
 
+    /// Host and port of its NATS server.
+    fn nats(&self) -> Result<String, Failure> {
+        let config: toml::Table = std::fs::read_to_string(self.dir.join("pinion.toml"))?.parse()?;
+        let url = config["nats"]["urls"][0].as_str().ok_or("no NATS URL in pinion.toml")?;
+        Ok(url.trim_start_matches("nats://").to_owned())
+    }
+
     fn client(&self) -> Result<Client, Failure> {
         let socket = TcpStream::connect(&self.address)?;
         socket.set_nodelay(true)?;
-        socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+        socket.set_read_timeout(Some(Duration::from_mins(1)))?;
         let reader = BufReader::with_capacity(1 << 16, socket.try_clone()?);
         Ok(Client { socket, reader })
     }
@@ -114,7 +132,6 @@ impl Drop for Cluster {
 /// What a streamed turn showed.
 struct Seen {
     first: Duration,
-    whole: Duration,
     /// Events with text.
     chunks: u32,
     path: String,
@@ -162,18 +179,29 @@ impl Client {
             }
             first.get_or_insert_with(|| begun.elapsed());
             if let Some((_, tail)) = data.split_once("\"path\":\"") {
-                path = tail.split('"').next().unwrap_or_default().to_owned();
+                tail.split('"').next().unwrap_or_default().clone_into(&mut path);
             } else if data.starts_with('{') {
                 chunks += 1;
             }
         }
-        let (first, whole) = (first.ok_or("no token")?, begun.elapsed());
-        Ok(Seen {
-            first,
-            whole,
-            chunks,
-            path,
-        })
+        let first = first.ok_or("no token")?;
+        Ok(Seen { first, chunks, path })
+    }
+
+    /// A round trip to the gateway and no further.
+    fn models(&mut self) -> Result<Duration, Failure> {
+        let begun = Instant::now();
+        self.socket
+            .write_all(b"GET /v1/models HTTP/1.1\r\nhost: bench\r\n\r\n")?;
+        let (mut line, mut length) = (String::new(), 0);
+        while line != "\r\n" {
+            self.line(&mut line)?;
+            if let Some(value) = line.strip_prefix("content-length: ") {
+                length = value.trim().parse()?;
+            }
+        }
+        self.reader.read_exact(&mut vec![0; length])?;
+        Ok(begun.elapsed())
     }
 
     fn line(&mut self, line: &mut String) -> Result<(), Failure> {
@@ -209,66 +237,92 @@ fn direct(engine: &mut SimEngine, origin: Instant, number: u128, prompt: &str) -
     }
 }
 
-fn first_token(cluster: &Cluster, tokens: usize, goal: bool) -> Result<Vec<Row>, Failure> {
-    eprintln!("turns: {tokens} tokens");
-    let (mut client, session) = (cluster.client()?, format!("bench-{tokens}"));
-    let (mut here, origin) = (SimEngine::new(engine()), Instant::now());
-    let base: String = (0..tokens.saturating_sub(APPEND))
-        .map(|i| char::from(b'a' + (i * 7 % 26) as u8))
-        .collect();
-    let (mut via, mut alone, mut indirect) = (Vec::new(), Vec::new(), 0);
+/// One round: via the cluster, alone, hops, HTTP.
+fn round(
+    (client, hops, here): &mut (Client, Hops, SimEngine),
+    origin: Instant,
+    tokens: usize,
+    number: usize,
+) -> Result<[Vec<Duration>; 4], Failure> {
+    let session = format!("bench-{tokens}");
+    let width = APPEND.min(tokens);
+    let base: String = (width..tokens).map(|i| char::from(b'a' + (i * 7 % 26) as u8)).collect();
+    let mut all = [const { Vec::new() }; 4];
     for i in 0..TURNS + WARM {
-        let prompt = format!("{base}{i:0>width$}", width = APPEND.min(tokens));
-        let own = direct(&mut here, origin, i as u128, &prompt)?;
+        let i = number * (TURNS + WARM) + i;
+        let prompt = format!("{base}{i:0>width$}");
+        let own = direct(here, origin, (tokens << 32 | i) as u128, &prompt)?;
+        let floor = hops.turn()?;
+        let http = client.models()?;
         let seen = client.turn(&session, &prompt, ANSWER)?;
-        if i >= WARM {
-            alone.push(own);
-            via.push(seen.first);
-            indirect += u32::from(seen.path != "direct");
+        if i % (TURNS + WARM) >= WARM {
+            if seen.path != "direct" {
+                return Err(format!("a turn of {tokens} tokens was {:?}, not direct", seen.path).into());
+            }
+            for (samples, sample) in all.iter_mut().zip([seen.first, own, floor, http]) {
+                samples.push(sample);
+            }
         }
         std::thread::sleep(REST);
     }
-    if indirect > 0 {
-        return Err(format!("{indirect} of {TURNS} turns were not direct").into());
+    Ok(all)
+}
+
+fn first_token(cluster: &Cluster, tokens: usize) -> Result<Vec<Row>, Failure> {
+    eprintln!("turns: {tokens} tokens");
+    let mut parties = (
+        cluster.client()?,
+        Hops::new(&cluster.nats()?, tokens)?,
+        SimEngine::new(engine()),
+    );
+    let origin = Instant::now();
+    let mut rounds: [Vec<(Vec<Duration>, Duration)>; 4] = Default::default();
+    for number in 0..ROUNDS {
+        let mut all = round(&mut parties, origin, tokens, number)?;
+        all[1].sort_unstable();
+        let alone = percentile(&all[1], 0.5);
+        let bases = [alone, Duration::ZERO, Duration::ZERO, Duration::ZERO];
+        for ((rounds, samples), base) in rounds.iter_mut().zip(all).zip(bases) {
+            rounds.push((samples, base));
+        }
     }
-    alone.sort_unstable();
-    let median = percentile(&alone, 0.5);
-    let added = Row::micros(format!("added to first token, prompt of {tokens}"), &mut via, median);
+    let [via, alone, hops, http] = &mut rounds;
     Ok(vec![
-        if goal { added.goal(500.0, Some(3_000.0)) } else { added },
-        Row::micros(format!("engine alone, prompt of {tokens}"), &mut alone, Duration::ZERO),
+        Row::rounds(format!("added to first token, {tokens} tokens"), via).goal(500.0, Some(3_000.0)),
+        Row::rounds("  engine alone", alone),
+        Row::rounds("  floor: 3 NATS hops, blocking sockets", hops),
+        Row::rounds("  floor: GET /v1/models", http),
     ])
 }
 
 fn streams(cluster: &Cluster, count: usize) -> Result<Vec<Row>, Failure> {
     eprintln!("turns: {count} streams");
-    let begun = Instant::now();
-    let stream = |i: usize| {
-        cluster
-            .client()?
-            .turn(&format!("stream-{count}-{i}"), "tell me", STREAM)
+    let (begun, until) = (Instant::now(), Instant::now() + STREAMING);
+    let read = |i: usize| -> Result<(u32, u32), Failure> {
+        let (mut client, mut chunks, mut turns) = (cluster.client()?, 0, 0);
+        while Instant::now() < until {
+            let seen = client.turn(&format!("stream-{count}-{i}"), "tell me", STREAM)?;
+            (chunks, turns) = (chunks + seen.chunks, turns + 1);
+        }
+        Ok((chunks, turns))
     };
-    let seen: Vec<Seen> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..count).map(|i| scope.spawn(move || stream(i))).collect();
+    let seen: Vec<(u32, u32)> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count).map(|i| scope.spawn(move || read(i))).collect();
         let joined = threads
             .into_iter()
             .map(|t| t.join().unwrap_or_else(|_| Err("a client panicked".into())));
         joined.collect::<Result<_, _>>()
     })?;
-    let (took, chunks) = (
-        begun.elapsed().as_secs_f64(),
-        seen.iter().map(|s| s.chunks).sum::<u32>(),
-    );
-    let slowest = seen.iter().map(|s| s.whole).max().unwrap_or_default();
-    eprintln!("  {chunks} chunks, slowest stream {slowest:?}");
-    let tokens = count as f64 * f64::from(STREAM);
+    let took = begun.elapsed().as_secs_f64();
+    let per_second = |n: u32| f64::from(n) / took;
+    let (chunks, turns) = seen.iter().fold((0, 0), |sum, s| (sum.0 + s.0, sum.1 + s.1));
     Ok(vec![
+        Row::value(format!("streamed chunks, {count} at once"), "/s", per_second(chunks)),
         Row::value(
-            format!("streamed chunks, {count} at once"),
+            format!("streamed tokens, {count} at once"),
             "/s",
-            f64::from(chunks) / took,
+            per_second(turns) * f64::from(STREAM),
         ),
-        Row::value(format!("streamed tokens, {count} at once"), "/s", tokens / took),
     ])
 }
 
@@ -295,28 +349,33 @@ fn sessions(cluster: &Cluster) -> Result<Vec<Row>, Failure> {
     let grown = alloc::resident(&control).saturating_sub(before) as f64;
     Ok(vec![
         Row::value(
-            format!("real: RSS of control per session, {SESSIONS} sessions"),
+            format!("RSS of a real control node, {SESSIONS} sessions"),
             "B",
             grown / SESSIONS as f64,
         )
         .goal(4096.0, None),
-        Row::value(format!("real: time to make {SESSIONS}, {MAKERS} at once"), "s", took),
+        Row::value(format!("  time to make them, {MAKERS} at once"), "s", took),
     ])
 }
 
 /// Measures; the second part belongs to the sessions' memory.
 pub fn run() -> Result<(Section, Vec<Row>), Failure> {
     let cluster = Cluster::up()?;
-    let mut rows = first_token(&cluster, APPEND, false)?;
-    rows.extend(first_token(&cluster, 8_000, true)?);
+    let mut rows = first_token(&cluster, TINY)?;
+    rows.extend(first_token(&cluster, 8_000)?);
     for count in [1, 16] {
         rows.extend(streams(&cluster, count)?);
     }
-    let memory = sessions(&cluster)?;
-    let how = format!(
-        "{TURNS} warm direct turns a row, {APPEND} tokens new in each, {} ms apart; less the median alone",
-        REST.as_millis()
-    );
-    let title = "a turn: gateway + control + NATS over the engine alone";
+    drop(cluster);
+    // A fresh one: what the turns above have freed would hide what sessions take.
+    let memory = sessions(&Cluster::up()?)?;
+    let how = vec![
+        format!(
+            "{ROUNDS} rounds of {TURNS} warm direct turns, {} ms apart; less the engine's median; `pinion up` with one D",
+            REST.as_millis()
+        ),
+        "and one P, all on this machine, like the client. \"best\" is the best round's p50.".to_owned(),
+    ];
+    let title = "a turn: gateway + control + NATS";
     Ok((Section { title, how, rows }, memory))
 }

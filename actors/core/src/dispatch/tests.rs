@@ -171,7 +171,7 @@ proptest! {
         let config = Config { policy: PolicyKind::ALL[policy], ..Config::default() };
         let room = |worker: &WorkerId| (0..all.len()).any(|d| *worker == id(d) && (d == lucky || with_room[d]));
         let ranked = rank(&config, &request(Some(&pin), 800), &all);
-        let attempts = 1 + ranked.iter().position(|r| room(&r.worker)).unwrap();
+        let attempts = 1 + ranked.iter().position(|r| room(r.worker)).unwrap();
         prop_assert!(attempts <= all.len() && attempts <= all.len() * REJECTS_MAX as usize);
     }
 

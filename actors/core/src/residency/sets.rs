@@ -12,6 +12,8 @@ pub(super) struct Holders([u64; SLOTS / 64]);
 impl Holders {
     /// Nobody.
     pub(super) const NONE: Self = Self([0; SLOTS / 64]);
+    /// Everybody.
+    pub(super) const ALL: Self = Self([u64::MAX; SLOTS / 64]);
 
     pub(super) fn is_empty(self) -> bool {
         self == Self::NONE

@@ -17,8 +17,8 @@ pub(super) const PAUSE_MAX: Micros = Micros::from_millis(PAUSE_MILLIS_MAX as u64
 pub(super) enum State {
     Routing,
     Asking { worker: WorkerId },
-    Waiting { worker: WorkerId },
-    Seeding { worker: WorkerId },
+    Waiting { worker: WorkerId, heard: Micros },
+    Seeding { worker: WorkerId, heard: Micros },
     Running { worker: WorkerId, heard: Micros },
     Paused { until: Micros },
     Backoff { until: Micros },
@@ -27,8 +27,10 @@ pub(super) enum State {
 impl State {
     pub(super) fn worker(&self) -> Option<&WorkerId> {
         match self {
-            Self::Asking { worker } | Self::Waiting { worker } | Self::Seeding { worker } => Some(worker),
-            Self::Running { worker, .. } => Some(worker),
+            Self::Asking { worker }
+            | Self::Waiting { worker, .. }
+            | Self::Seeding { worker, .. }
+            | Self::Running { worker, .. } => Some(worker),
             Self::Routing | Self::Paused { .. } | Self::Backoff { .. } => None,
         }
     }
@@ -130,8 +132,13 @@ impl Active {
             return;
         }
         self.fallback = Some(exhausted);
-        let doubled = BACKOFF.0.0.saturating_mul(1 << self.round.min(16));
+        self.back_off(now);
         self.round += 1;
+    }
+
+    /// Rests before the next round, longer each time.
+    pub(super) fn back_off(&mut self, now: Micros) {
+        let doubled = BACKOFF.0.0.saturating_mul(1 << self.round.min(16));
         self.state = State::Backoff {
             until: now.plus(Micros(doubled.min(BACKOFF.1.0))),
         };

@@ -105,7 +105,9 @@ impl Session {
     pub fn next_deadline(&self) -> Option<Micros> {
         let state = self.active.as_ref().and_then(|a| match a.state {
             State::Backoff { until } | State::Paused { until } => Some(until),
-            State::Running { heard, .. } => Some(heard.plus(SILENCE_MAX)),
+            State::Running { heard, .. } | State::Waiting { heard, .. } | State::Seeding { heard, .. } => {
+                Some(heard.plus(SILENCE_MAX))
+            }
             _ => None,
         });
         let turns = self.active.iter().map(|a| &a.turn).chain(&self.waiting);

@@ -522,9 +522,9 @@ impl World {
                 known.attempt = attempt;
                 return self.reply(d, s, turn, attempt, TurnFact::Started, true);
             }
-            self.end(d, id);
         }
         if refuse {
+            self.end(d, id);
             return self.reply(d, s, turn, attempt, TurnFact::Rejected(RejectReason::NoSpace), true);
         }
         let resident = self.workers[d].held[s].min(context(turn));

@@ -14,6 +14,7 @@ impl From<SubmitError> for EngineError {
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "one form becomes the other")]
 fn output(output: Output) -> EngineOutput {
     match output {
         Output::Token { request, token } => EngineOutput::Token(request, token),

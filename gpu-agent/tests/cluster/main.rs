@@ -1,0 +1,20 @@
+//! Whole clusters of the real actors on the simulated bus, in virtual time.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`turns`] | a session's life: seeded once, then direct; killed workers cost nothing |
+//! | [`determinism`] | the same seed gives the same bytes in another process, under faults |
+//! | [`burst`] | a burst of fresh sessions keeps every decode worker inside its pending-seed budget (I4) |
+//! | [`losses`] | one thing is lost once: what that still costs too much |
+//! | [`harness`], [`client`] | how to build a cluster, and a client that follows a turn to its end |
+//! | [`books`], [`watch`] | one D's permits as an observer of the bus counts them |
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
+
+mod books;
+mod burst;
+mod client;
+mod determinism;
+mod harness;
+mod losses;
+mod turns;
+mod watch;
