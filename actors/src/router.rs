@@ -18,6 +18,7 @@ use pinion_schemas::messages::{Heartbeat, PagesEvicted, PagesStored, Probe, Prob
 use pinion_schemas::subject::{self, Kind, Subjects};
 use pinion_schemas::{ClusterId, Epoch, Micros, MigrationReason, PageHash, WorkerId, wire};
 use serde::Serialize;
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 /// A heartbeat this late is asked after: two were missed.
@@ -328,10 +329,7 @@ impl Router {
         self.decisions += 1;
         // By name, as the workers are.
         let overlaps = self.index.longest_prefixes(&ask.chain);
-        let overlap = |name: &WorkerId| match overlaps.binary_search_by(|(w, _)| (*w).cmp(name)) {
-            Ok(found) => overlaps[found].1,
-            Err(_) => 0,
-        };
+        let (mut along_decode, mut along_prefill) = (Along(&overlaps), Along(&overlaps));
         let rejects = |name: &WorkerId| ask.rejects.iter().find(|(w, _)| w == name).map_or(0, |(_, n)| *n);
         let usable = |w: &&(&WorkerId, &Worker)| w.1.alive && !w.1.draining;
         let of_kind = |kind: Kind| self.workers.iter().filter(move |(_, w)| w.kind == kind);
@@ -339,7 +337,7 @@ impl Router {
             .filter(|w| usable(&w))
             .map(|(name, w)| Candidate {
                 worker: name,
-                overlap_pages: overlap(name),
+                overlap_pages: along_decode.of(name),
                 exclusive_pages: 0,
                 inflight: w.inflight,
                 assigned: w.assigned,
@@ -381,7 +379,7 @@ impl Router {
             .filter(|w| usable(&w))
             .map(|(name, w)| {
                 // Tokens until the seed could be done: what waits, and what of the chain is not there (digest R10, G2).
-                let held = u64::from(overlap(name)) * u64::from(self.config.page_tokens);
+                let held = u64::from(along_prefill.of(name)) * u64::from(self.config.page_tokens);
                 (w.queued_tokens + ask.context_tokens.saturating_sub(held), name.clone())
             })
             .collect();
@@ -473,6 +471,22 @@ impl Router {
                 self.probe(&worker, out);
             }
         }
+    }
+}
+
+/// Overlaps by name, asked for in the order of names: one walk along both lists.
+struct Along<'a>(&'a [(&'a WorkerId, u32)]);
+
+impl Along<'_> {
+    fn of(&mut self, name: &WorkerId) -> u32 {
+        while let Some((&(worker, pages), rest)) = self.0.split_first() {
+            match worker.cmp(name) {
+                Ordering::Less => self.0 = rest,
+                Ordering::Equal => return pages,
+                Ordering::Greater => break,
+            }
+        }
+        0
     }
 }
 

@@ -6,10 +6,12 @@
 
 use crate::effect::{Effect, Effects, Input, Local, Role};
 use crate::store::Store;
-use pinion_bus::{Bus, Headers};
+use futures::FutureExt as _;
+use pinion_bus::{Bus, BusError, Headers};
 use pinion_schemas::Micros;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -104,6 +106,8 @@ struct State<R> {
     role: R,
     context: Context,
     outbox: mpsc::Sender<Outgoing>,
+    /// Messages that the writer has or is to get.
+    unsent: Arc<AtomicUsize>,
     writer: JoinHandle<()>,
     store: Store,
     inbox: Arc<Semaphore>,
@@ -143,12 +147,14 @@ impl<R: Role> Actor for Shell<R> {
         (role, context): Self::Arguments,
     ) -> Result<State<R>, ActorProcessingErr> {
         let (outbox, waiting) = mpsc::channel(OUTBOX_MAX);
-        let writer = tokio::spawn(write(context.bus.clone(), waiting));
+        let unsent = Arc::<AtomicUsize>::default();
+        let writer = tokio::spawn(write(context.bus.clone(), waiting, unsent.clone()));
         let mut state = State {
             role,
             store: Store::new(context.bus.clone()),
             context,
             outbox,
+            unsent,
             writer,
             inbox: Arc::new(Semaphore::new(INBOX_MAX)),
             subscriptions: HashMap::new(),
@@ -258,8 +264,19 @@ impl<R: Role> State<R> {
         }
     }
 
+    /// Sends in order. A bus that takes the message at once, as it does unless it is down or behind, costs no task a wake-up;
+    /// else the writer waits for it.
     fn send(&mut self, outgoing: Outgoing) {
+        if self.unsent.load(Ordering::Acquire) == 0 {
+            let bus = self.context.bus.as_ref();
+            // Dropped before it is done, it has not been sent.
+            if let Some(sent) = publish(bus, &outgoing).now_or_never() {
+                return log_unsent(sent);
+            }
+        }
+        self.unsent.fetch_add(1, Ordering::AcqRel);
         if self.outbox.try_send(outgoing).is_err() {
+            self.unsent.fetch_sub(1, Ordering::AcqRel);
             self.dropped += 1;
             if self.dropped.is_power_of_two() {
                 tracing::warn!(
@@ -320,20 +337,28 @@ impl<R: Role> State<R> {
     }
 }
 
+async fn publish(bus: &dyn Bus, outgoing: &Outgoing) -> Result<(), BusError> {
+    match outgoing {
+        Outgoing::Publish(subject, payload) => bus.publish(subject, Headers::new(), payload.clone()).await,
+        Outgoing::Respond(to, payload) => bus.respond(to, Headers::new(), payload.clone()).await,
+    }
+}
+
+fn log_unsent(sent: Result<(), BusError>) {
+    if let Err(error) = sent {
+        tracing::debug!(%error, "message not sent");
+    }
+}
+
 /// Sends in order. A message that does not get out in [`PUBLISH_PATIENCE`] is lost, as on core NATS anything may be.
-async fn write(bus: Arc<dyn Bus>, mut waiting: mpsc::Receiver<Outgoing>) {
+async fn write(bus: Arc<dyn Bus>, mut waiting: mpsc::Receiver<Outgoing>, unsent: Arc<AtomicUsize>) {
     while let Some(outgoing) = waiting.recv().await {
-        let sent = async {
-            match outgoing {
-                Outgoing::Publish(subject, payload) => bus.publish(&subject, Headers::new(), payload).await,
-                Outgoing::Respond(to, payload) => bus.respond(&to, Headers::new(), payload).await,
-            }
-        };
-        match tokio::time::timeout(PUBLISH_PATIENCE, sent).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "message not sent"),
-            Err(_) => tracing::debug!("message not sent: the bus is down"),
+        if let Ok(sent) = tokio::time::timeout(PUBLISH_PATIENCE, publish(bus.as_ref(), &outgoing)).await {
+            log_unsent(sent);
+        } else {
+            tracing::debug!("message not sent: the bus is down");
         }
+        unsent.fetch_sub(1, Ordering::AcqRel);
     }
 }
 

@@ -1,8 +1,13 @@
 //! Identifiers. Each is its own type, checked once where it enters, so that it can be trusted afterwards.
 
 use crate::limits::{NAME_BYTES_MAX, SESSION_ID_BYTES_MAX};
-use rkyv::{Archive, Deserialize, Serialize};
+use rkyv::rancor::{Fallible, Source};
+use rkyv::ser::Writer;
+use rkyv::string::{ArchivedString, StringResolver};
+use rkyv::with::{ArchiveWith, DeserializeWith, SerializeWith};
+use rkyv::{Archive, Deserialize, Place, Serialize};
 use std::fmt;
+use std::sync::Arc;
 
 /// Why a text is not an identifier.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,12 +58,41 @@ fn check_name(what: &'static str, text: &str) -> Result<(), IdError> {
     }
 }
 
+/// On the wire a shared text is a text. Names are cloned with every message and every candidate, so in memory they are shared.
+#[derive(Debug)]
+pub struct AsText;
+
+impl ArchiveWith<Arc<str>> for AsText {
+    type Archived = ArchivedString;
+    type Resolver = StringResolver;
+
+    fn resolve_with(text: &Arc<str>, resolver: StringResolver, out: Place<ArchivedString>) {
+        ArchivedString::resolve_from_str(text, resolver, out);
+    }
+}
+
+impl<S: Fallible<Error: Source> + Writer + ?Sized> SerializeWith<Arc<str>, S> for AsText {
+    fn serialize_with(text: &Arc<str>, serializer: &mut S) -> Result<StringResolver, S::Error> {
+        ArchivedString::serialize_from_str(text, serializer)
+    }
+}
+
+impl<D: Fallible + ?Sized> DeserializeWith<ArchivedString, Arc<str>, D> for AsText {
+    fn deserialize_with(text: &ArchivedString, _: &mut D) -> Result<Arc<str>, D::Error> {
+        Ok(text.as_str().into())
+    }
+}
+
+fn as_text<S: serde::Serializer>(text: &Arc<str>, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(text)
+}
+
 macro_rules! name_id {
     ($(#[$doc:meta])* $name:ident, $what:literal) => {
         $(#[$doc])*
         #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[serde(transparent)]
-        pub struct $name(String);
+        pub struct $name(#[rkyv(with = AsText)] #[serde(serialize_with = "as_text")] Arc<str>);
 
         impl $name {
             /// Checks and wraps `text`.
@@ -68,7 +102,7 @@ macro_rules! name_id {
             pub fn new(text: impl Into<String>) -> Result<Self, IdError> {
                 let text = text.into();
                 check_name($what, &text)?;
-                Ok(Self(text))
+                Ok(Self(text.into()))
             }
             /// The text.
             pub fn as_str(&self) -> &str {
@@ -98,7 +132,11 @@ name_id!(
 /// A conversation. Clients choose it, so it may hold any characters; [`SessionId::token`] is its form in subjects.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(transparent)]
-pub struct SessionId(String);
+pub struct SessionId(
+    #[rkyv(with = AsText)]
+    #[serde(serialize_with = "as_text")]
+    Arc<str>,
+);
 
 impl SessionId {
     /// Checks and wraps `text`.
@@ -117,7 +155,7 @@ impl SessionId {
                 max: SESSION_ID_BYTES_MAX,
             });
         }
-        Ok(Self(text))
+        Ok(Self(text.into()))
     }
     /// The text as the client gave it.
     pub fn as_str(&self) -> &str {
@@ -128,7 +166,7 @@ impl SessionId {
     pub fn token(&self) -> String {
         use sha2::Digest;
         if check_name("session id", &self.0).is_ok() {
-            return self.0.clone();
+            return self.0.to_string();
         }
         let digest = sha2::Sha256::digest(self.0.as_bytes());
         let mut out = String::with_capacity(33);
