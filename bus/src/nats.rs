@@ -3,7 +3,7 @@
 //! What the client library does by itself, and what is added here (numbers measured, see the style report): while the
 //! server is down its `publish` buffers and then blocks, so every call has a timeout; a request in flight when the
 //! server dies would wait for its full deadline, so every call watches the connection; drops by slow subscriptions
-//! are under-reported, so nobody counts them (see [`crate::sequence`]).
+//! are under-reported, so nobody counts them: what must not be missed carries sequence numbers and can be asked for again.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -12,7 +12,8 @@
 //! | | unreachable | rest, find |
 //! | wait for quiet | quiet for [`QUIET`] | probe |
 //! | probe | alive | wait for quiet; in a long silence submit again, because the end may have been lost |
-//! | | another epoch, unreachable | rest, find |
+//! | | another life of the owner | submit |
+//! | | unreachable | rest, find |
 //!
 //! Submitting is idempotent: the same request id is the same turn. A turn dropped before its end is cancelled.
 
@@ -271,7 +272,7 @@ impl Turn {
         match link {
             Link::Accepted(epoch) => {
                 if self.accepted.replace(epoch) != Some(epoch) {
-                    // A new owner counts its attempts anew; offsets and the check of the end keep the stream right.
+                    // Attempts of a new owner are higher; offsets and the check of the end keep the stream right all the same.
                     self.attempt = 0;
                 }
                 self.fails = 0;

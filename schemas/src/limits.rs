@@ -14,7 +14,7 @@ pub const MESSAGE_BYTES_MAX: usize = 8 << 20;
 pub const CHAIN_PAGES_MAX: usize = 16_384;
 /// Seeds a decode worker has promised and not yet received (design §5).
 pub const PENDING_SEEDS_MAX: u32 = 4;
-/// Rejects of a (session, D) pair after which Route skips that D (`τ_reject`, digest §1.7).
+/// Rejects of a (session, D) pair after which Route ranks that D behind all others (`τ_reject`, digest §1.7).
 pub const REJECTS_MAX: u32 = 3;
 /// Longest append that runs directly on D, in tokens (`τ_append`, digest §1.7).
 pub const DIRECT_APPEND_TOKENS_MAX: u32 = 8_192;

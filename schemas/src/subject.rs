@@ -84,7 +84,7 @@ impl Subjects {
     pub fn session(&self, session: &SessionId, verb: &'static str) -> Subject {
         Subject(format!("{}.session.{}.{verb}", self.prefix, session.token()))
     }
-    /// `pinion.<cluster>.turn.<request>.stream`: the answer of one turn, heard by its gateway and its session's owner.
+    /// `pinion.<cluster>.turn.<request>.stream`: the answer of one turn, heard by its gateway.
     pub fn stream(&self, request: RequestId) -> Subject {
         Subject(format!("{}.turn.{:032x}.stream", self.prefix, request.0))
     }

@@ -1,6 +1,6 @@
 //! Request traces: sessions of turns, read from four public formats.
 //!
-//! Sources: `/work/shared/traces/README.md` and digest §3.1. Times are offsets from the start of the trace.
+//! Source of the formats: digest §3.1. Times are offsets from the start of the trace.
 
 mod claude;
 mod error;
