@@ -82,8 +82,6 @@ pub trait Engine: Send + 'static {
     /// # Errors
     /// [`EngineError`]
     fn import(&mut self, parent: Option<PageHash>, pages: &[MovedPage]) -> Result<u64, EngineError>;
-    /// Time the link needs for this many pages.
-    fn transfer_time(&self, pages: u64) -> Micros;
     /// Tokens waiting for prefill.
     fn queued_tokens(&self) -> u64;
     /// Turns in the engine.

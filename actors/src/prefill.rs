@@ -14,6 +14,7 @@ use pinion_schemas::messages::{
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::wire;
 use pinion_schemas::{AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, RequestId, SessionId, WorkerId};
+use pinion_transfer::sim::{Link, LinkModel};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -31,6 +32,8 @@ pub struct PrefillConfig {
     pub worker: WorkerId,
     /// Its epoch: grows with every start.
     pub epoch: Epoch,
+    /// The link over which its pages leave.
+    pub link: LinkModel,
 }
 
 enum Stage {
@@ -38,9 +41,8 @@ enum Stage {
     Computing {
         cached: u64,
     },
-    /// The link is busy with the pages until then.
+    /// On the link, or waiting for it.
     Moving {
-        until: Micros,
         pages: Pages,
         computed: u32,
     },
@@ -64,8 +66,7 @@ pub struct Prefill<E> {
     feed: ResidencyFeed,
     work: BTreeMap<RequestId, Work>,
     queue: VecDeque<RequestId>,
-    /// When the link of this worker is free again: pages of two seeds do not share it.
-    link_free: Micros,
+    link: Link<RequestId>,
     acks: BTreeMap<u64, RequestId>,
     next_token: u64,
     next_heartbeat: Micros,
@@ -101,12 +102,12 @@ impl<E: Engine> Prefill<E> {
             .to_owned();
         Self {
             feed: ResidencyFeed::new(subject, config.worker.clone(), config.epoch),
+            link: Link::new(config.link),
             subjects,
             config,
             engine,
             work: BTreeMap::new(),
             queue: VecDeque::new(),
-            link_free: Micros::ZERO,
             acks: BTreeMap::new(),
             next_token: 0,
             next_heartbeat: Micros::ZERO,
@@ -121,7 +122,7 @@ impl<E: Engine> Prefill<E> {
             Seed(seed) => self.on_seed(now, seed, message, out),
             Abort(abort) => {
                 if self.work.get(&abort.request).is_some_and(|w| w.seed.attempt <= abort.attempt) {
-                    self.drop_seed(abort.request);
+                    self.drop_seed(now, abort.request);
                 }
             },
             Probe(probe) => out.respond(message, &ProbeAck { nonce: probe.nonce, epoch: self.config.epoch }),
@@ -146,7 +147,7 @@ impl<E: Engine> Prefill<E> {
             };
             return out.respond(message, &accepted);
         }
-        self.drop_seed(request);
+        self.drop_seed(now, request);
         let attempt = seed.attempt;
         if self.work.len() >= QUEUE_MAX {
             return out.respond(
@@ -198,20 +199,22 @@ impl<E: Engine> Prefill<E> {
                 Err(EngineError::NoRoom(_)) if self.engine.running() > 0 => return,
                 Err(error) => {
                     tracing::warn!(request = %request, %error, "seed not computed");
-                    self.fail(request, AbortReason::EngineFailed, out);
+                    self.fail(now, request, AbortReason::EngineFailed, out);
                 }
             }
             self.queue.pop_front();
         }
     }
 
-    fn drop_seed(&mut self, request: RequestId) {
+    fn drop_seed(&mut self, now: Micros, request: RequestId) {
         self.engine.cancel(request);
+        self.link.cancel(now, &request);
         self.work.remove(&request);
     }
 
-    fn fail(&mut self, request: RequestId, reason: AbortReason, out: &mut Effects) {
+    fn fail(&mut self, now: Micros, request: RequestId, reason: AbortReason, out: &mut Effects) {
         self.engine.cancel(request);
+        self.link.cancel(now, &request);
         if let Some(work) = self.work.remove(&request) {
             out.publish(
                 work.seed.notify,
@@ -233,18 +236,12 @@ impl<E: Engine> Prefill<E> {
             if ok {
                 self.computed(now, request);
             } else {
-                self.fail(request, AbortReason::EngineFailed, out);
+                self.fail(now, request, AbortReason::EngineFailed, out);
             }
         }
         self.feed.flush(out);
-        let due: Vec<RequestId> = self
-            .work
-            .iter()
-            .filter(|(_, w)| matches!(w.stage, Stage::Moving { until, .. } if until <= now))
-            .map(|(request, _)| *request)
-            .collect();
-        for request in due {
-            self.send(request, out);
+        while let Some(request) = self.link.take_done(now) {
+            self.send(now, request, out);
         }
         let late: Vec<RequestId> = self
             .work
@@ -253,7 +250,7 @@ impl<E: Engine> Prefill<E> {
             .map(|(r, _)| *r)
             .collect();
         for request in late {
-            self.fail(request, AbortReason::Deadline, out);
+            self.fail(now, request, AbortReason::Deadline, out);
         }
         self.start_queued(now, out);
     }
@@ -270,9 +267,11 @@ impl<E: Engine> Prefill<E> {
         let chain: Vec<PageHash> = ChainHasher::new(self.engine.page_tokens(), &namespace).push(&work.seed.tokens);
         let skip = (work.seed.skip_pages as usize).min(chain.len());
         let (names, contents): (Vec<_>, Vec<_>) = self.engine.export(&chain).into_iter().skip(skip).unzip();
-        let starts = self.link_free.max(now);
-        let until = starts.plus(self.engine.transfer_time(names.len() as u64));
-        self.link_free = until;
+        self.link.begin(
+            now,
+            request,
+            self.engine.page_bytes().saturating_mul(names.len() as u64),
+        );
         let pages = Pages {
             request,
             permit: work.seed.permit,
@@ -282,14 +281,14 @@ impl<E: Engine> Prefill<E> {
             contents,
         };
         let computed = (work.seed.tokens.len() as u32).saturating_sub(cached as u32);
-        work.stage = Stage::Moving { until, pages, computed };
+        work.stage = Stage::Moving { pages, computed };
     }
 
-    fn send(&mut self, request: RequestId, out: &mut Effects) {
+    fn send(&mut self, now: Micros, request: RequestId, out: &mut Effects) {
         let Some(work) = self.work.get_mut(&request) else {
             return;
         };
-        let Stage::Moving { pages, computed, .. } = &work.stage else {
+        let Stage::Moving { pages, computed } = &work.stage else {
             return;
         };
         let subject = self.subjects.worker(Kind::Decode, &work.seed.decode, "pages");
@@ -302,17 +301,17 @@ impl<E: Engine> Prefill<E> {
         if sent {
             self.acks.insert(self.next_token, request);
         } else {
-            self.fail(request, AbortReason::TransferFailed, out);
+            self.fail(now, request, AbortReason::TransferFailed, out);
         }
     }
 
-    fn on_ack(&mut self, token: u64, result: Result<Message, pinion_bus::BusError>, out: &mut Effects) {
+    fn on_ack(&mut self, now: Micros, token: u64, result: Result<Message, pinion_bus::BusError>, out: &mut Effects) {
         let Some(request) = self.acks.remove(&token) else {
             return;
         };
         let acked = result.is_ok_and(|m| wire::decode::<PagesAck>(&m.payload).is_ok());
         if !acked {
-            return self.fail(request, AbortReason::TransferFailed, out);
+            return self.fail(now, request, AbortReason::TransferFailed, out);
         }
         let Some(work) = self.work.remove(&request) else { return };
         let Stage::Acking { moved, computed } = work.stage else {
@@ -392,7 +391,7 @@ impl<E: Engine> Role for Prefill<E> {
     fn handle(&mut self, now: Micros, input: Input, out: &mut Effects) {
         match input {
             Input::Message(message) => self.on_message(now, &message, out),
-            Input::Reply { token, result } => self.on_ack(token, result, out),
+            Input::Reply { token, result } => self.on_ack(now, token, result, out),
             Input::Local(_) | Input::Got { .. } | Input::Tick => {}
         }
         self.advance(now, out);
@@ -402,11 +401,9 @@ impl<E: Engine> Role for Prefill<E> {
     }
 
     fn next_deadline(&self) -> Option<Micros> {
-        let seeds = self.work.values().map(|w| match &w.stage {
-            Stage::Moving { until, .. } => (*until).min(w.deadline),
-            _ => w.deadline,
-        });
+        let seeds = self.work.values().map(|w| w.deadline);
         seeds
+            .chain(self.link.next_done())
             .chain(self.engine.next_wakeup())
             .chain([self.next_heartbeat])
             .min()

@@ -36,18 +36,23 @@ pub async fn start_sim_worker(
     engine: SimConfig,
     context: Context,
 ) -> Result<(ActorRef<Envelope>, JoinHandle<()>), ractor::SpawnErr> {
-    let link_bytes_per_sec = engine.cost.link_bytes_per_sec;
+    let link = engine.cost.link();
     let engine = SimEngine::new(engine);
     let name = worker.as_str().to_owned();
     match role {
         WorkerRole::Prefill => {
-            let config = PrefillConfig { cluster, worker, epoch };
+            let config = PrefillConfig {
+                cluster,
+                worker,
+                epoch,
+                link,
+            };
             shell::spawn(&name, Prefill::new(config, engine), context).await
         }
         WorkerRole::Decode => {
             let permits = pinion_core::permits::Config {
                 // What the link carries in 1 s (design §5).
-                max_pending_seed_bytes: link_bytes_per_sec,
+                max_pending_seed_bytes: link.bytes_per_sec,
                 ttl: PERMIT_TTL,
                 ..pinion_core::permits::Config::default()
             };

@@ -97,12 +97,6 @@ impl Engine for SimEngine {
         Self::import(self, parent, &pages).map_err(|error| EngineError::NoRoom(error.to_string()))
     }
 
-    fn transfer_time(&self, pages: u64) -> Micros {
-        self.config()
-            .cost
-            .transfer(pages * u64::from(self.config().page_tokens))
-    }
-
     fn queued_tokens(&self) -> u64 {
         self.waiting_prefill_tokens()
     }

@@ -1,6 +1,7 @@
 //! Time and size of the simulated engine's work, calibrated per digest §3.2. Integers only, so that runs repeat to the byte.
 
 use pinion_schemas::time::Micros;
+use pinion_transfer::sim::LinkModel;
 use serde::{Deserialize, Serialize};
 
 const MICROS_PER_SEC: u128 = 1_000_000;
@@ -95,12 +96,12 @@ impl CostModel {
         self.kv_bytes_per_token.saturating_mul(tokens)
     }
 
-    /// Time in which the KV of `tokens` crosses the link to another node.
-    pub fn transfer(&self, tokens: u64) -> Micros {
-        span(
-            u128::from(tokens) * u128::from(self.kv_bytes_per_token),
-            self.link_bytes_per_sec,
-        )
+    /// The link to other nodes. What sets up a transfer is in its speed: that was measured over whole transfers.
+    pub fn link(&self) -> LinkModel {
+        LinkModel {
+            bytes_per_sec: self.link_bytes_per_sec,
+            setup: Micros::ZERO,
+        }
     }
 
     /// Time in which the KV of `tokens` comes back from host memory.
@@ -124,7 +125,7 @@ mod tests {
         assert_eq!(cost.ttft(50_000).as_millis(), 2_028);
         assert_eq!(cost.decode(0), Micros::ZERO);
         assert_eq!(cost.decode(3), Micros(5_900));
-        assert_eq!(cost.transfer(50_000).as_millis(), 1_966); // seen 1.5-4 s for 5-9 GB
+        assert_eq!(cost.link().time(cost.kv_bytes(50_000)).as_millis(), 1_966); // seen 1.5-4 s for 5-9 GB
     }
 
     #[test]
@@ -136,7 +137,7 @@ mod tests {
             ..CostModel::default()
         };
         assert_eq!(cost.prefill(u64::MAX), Micros(u64::MAX));
-        assert_eq!(cost.transfer(u64::MAX), Micros(u64::MAX));
+        assert_eq!(cost.link().time(u64::MAX), Micros(u64::MAX));
         assert_eq!(cost.kv_bytes(2), u64::MAX);
     }
 }
