@@ -489,3 +489,53 @@ proptest! {
         }
     }
 }
+
+proptest! {
+    /// R4: whichever path a turn takes, the next one counts its append from where that one ended; a fallback for one turn
+    /// does not make all later appends grow, and the turn after it is asked of the pin again.
+    #[test]
+    fn the_chain_moves_on_every_path(paths in prop::collection::vec(0..Path::ALL.len(), 1..30)) {
+        let mut session = Session::new(Epoch(0));
+        serve(&mut session, 0, 0, true);
+        for (n, path) in (1_u32..).zip(paths) {
+            let (request, path) = (u128::from(n), Path::ALL[path]);
+            let tokens = 100 + n * 10;
+            session.step(Micros(0), Fact::Arrived(turn(request)));
+            session.step(Micros(0), about(request, 0, free(&[0])));
+            session.step(Micros(0), about(request, 0, TurnFact::Started));
+            let TurnFact::Completed(end) = committed(path, 1) else { unreachable!() };
+            session.step(Micros(0), about(request, 0, TurnFact::Completed(Commit { tokens, ..end })));
+            prop_assert_eq!(session.committed_tokens(), tokens);
+            prop_assert_eq!(session.next_turn(), TurnIndex(n + 1));
+            prop_assert_eq!(session.pin(), Some(&worker(0)));
+        }
+    }
+
+    /// T44, T50: only a turn that its D served directly clears what that D has rejected, and it clears nothing of others.
+    #[test]
+    fn only_a_direct_success_clears_and_only_its_own_pair(path in 0..Path::ALL.len(), by in 0_u8..2, rejects in 1_u32..3) {
+        let mut session = Session::new(Epoch(0));
+        serve(&mut session, 0, 0, true);
+        // Both have rejected the session, each as often.
+        for n in 0..rejects {
+            let request = 1 + u128::from(n);
+            session.step(Micros(0), Fact::Arrived(turn(request)));
+            session.step(Micros(0), about(request, 0, free(&[0, 1, 2])));
+            session.step(Micros(0), about(request, 0, TurnFact::Rejected(RejectReason::NoSpace)));
+            session.step(Micros(0), about(request, 1, TurnFact::Rejected(RejectReason::NoSpace)));
+            session.step(Micros(0), Fact::Cancelled(RequestId(request)));
+        }
+        let counts = |s: &Session| [s.rejects().count(&worker(0)), s.rejects().count(&worker(1))];
+        prop_assert_eq!(counts(&session), [rejects, rejects]);
+        let path = Path::ALL[path];
+        session.step(Micros(0), Fact::Arrived(turn(9)));
+        session.step(Micros(0), about(9, 0, free(&[by])));
+        session.step(Micros(0), about(9, 0, TurnFact::Started));
+        session.step(Micros(0), about(9, 0, committed(path, 1)));
+        let mut expected = [rejects, rejects];
+        if path == Path::Direct {
+            expected[by as usize] = 0;
+        }
+        prop_assert_eq!(counts(&session), expected);
+    }
+}
