@@ -95,12 +95,20 @@ impl Keeper {
                 ours: None,
             })
             .collect();
-        let mut next_round = Instant::now();
+        // Says that it is here, and sees who has come at the same time, before it takes anything.
+        self.announce().await;
+        let mut next_round = Instant::now() + 2 * CHECK;
         loop {
             if Instant::now() >= next_round {
                 next_round = Instant::now() + RENEW;
+                self.announce().await;
                 self.round(&mut shards).await;
             }
+            // What another node is handing over should not wait for the next round: turns wait for it.
+            let awaited = shards
+                .iter_mut()
+                .filter(|s| s.ours.is_none() && self.prefers_us(s.number));
+            join_all(awaited.map(|shard| self.look(shard, false))).await;
             self.give_up_late(&mut shards);
             tokio::select! {
                 biased; // or a simulation would not repeat itself
@@ -112,26 +120,32 @@ impl Keeper {
         self.leave(&mut shards).await;
     }
 
-    async fn round(&mut self, shards: &mut [Shard]) {
+    async fn announce(&mut self) {
         match timeout(LOOK, self.look_around()).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::debug!(%error, "nodes not looked at"),
             Err(_) => tracing::debug!("nodes not looked at: the store does not answer"),
         }
-        let this = &*self;
+    }
+
+    async fn round(&self, shards: &mut [Shard]) {
         let mine = shards.iter().filter(|s| s.ours.is_some());
-        let misplaced = mine.filter(|s| !this.prefers_us(s.number)).map(|s| s.number);
+        let misplaced = mine.filter(|s| !self.prefers_us(s.number)).map(|s| s.number);
         let hand_over: Vec<u16> = misplaced.take(HAND_OVERS).collect();
-        let looks = shards.iter_mut().map(|shard| async {
+        let looks = shards.iter_mut().map(|shard| {
             let goes = hand_over.contains(&shard.number);
-            let number = shard.number;
-            match timeout(LOOK, this.tend(shard, goes)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::debug!(shard = number, %error, "lease not looked at"),
-                Err(_) => tracing::debug!(shard = number, "lease not looked at: the store does not answer"),
-            }
+            self.look(shard, goes)
         });
         join_all(looks).await;
+    }
+
+    async fn look(&self, shard: &mut Shard, hand_over: bool) {
+        let number = shard.number;
+        match timeout(LOOK, self.tend(shard, hand_over)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::debug!(shard = number, %error, "lease not looked at"),
+            Err(_) => tracing::debug!(shard = number, "lease not looked at: the store does not answer"),
+        }
     }
 
     /// Says that this node is here, and sees who else is.

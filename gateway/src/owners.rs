@@ -50,12 +50,6 @@ impl LeaseOwners {
     }
 }
 
-/// The owner a lease names; `None` for a lease nobody can read.
-fn owner_of(lease: &[u8]) -> Option<WorkerId> {
-    let lease: Lease = serde_json::from_slice(lease).ok()?;
-    WorkerId::new(lease.owner).ok()
-}
-
 #[async_trait]
 impl Owners for LeaseOwners {
     fn owner(&self, session: &SessionId) -> Option<WorkerId> {
@@ -76,11 +70,12 @@ impl Owners for LeaseOwners {
         *read = Some(Instant::now());
         let entry = self.bus.kv_get(&lease_key(number)).await?;
         let owner = entry.and_then(|entry| {
-            let owner = owner_of(&entry.value);
-            if owner.is_none() {
-                tracing::warn!(key = entry.key, "unreadable lease");
+            let lease = serde_json::from_slice::<Lease>(&entry.value);
+            if let Err(error) = &lease {
+                tracing::warn!(key = entry.key, %error, "unreadable lease");
             }
-            owner
+            // An empty name: between two owners.
+            WorkerId::new(lease.ok()?.owner).ok()
         });
         *shard.known.lock().unwrap_or_else(PoisonError::into_inner) = owner;
         Ok(())

