@@ -331,7 +331,7 @@ impl<E: Engine> Decode<E> {
 
     fn view(&self) -> View<'_> {
         let turns = self.turns.iter().map(|(request, t)| TurnView {
-            request: format!("{:032x}", request.0),
+            request: request.to_string(),
             session: &t.run.session,
             turn: t.run.turn.0,
             attempt: t.run.attempt,

@@ -71,6 +71,8 @@ pub struct Keeper {
     context: Context,
     members: BTreeMap<String, Member>,
     member_revision: Option<u64>,
+    /// Looks in a row that failed.
+    failed: u32,
 }
 
 impl Keeper {
@@ -82,6 +84,7 @@ impl Keeper {
             context,
             members: BTreeMap::new(),
             member_revision: None,
+            failed: 0,
         }
     }
 
@@ -121,10 +124,18 @@ impl Keeper {
     }
 
     async fn announce(&mut self) {
-        match timeout(LOOK, self.look_around()).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::debug!(%error, "nodes not looked at"),
-            Err(_) => tracing::debug!("nodes not looked at: the store does not answer"),
+        let error = match timeout(LOOK, self.look_around()).await {
+            Ok(Ok(())) => {
+                self.failed = 0;
+                return;
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "it does not answer".to_owned(),
+        };
+        self.failed += 1;
+        // The third, the sixth, the twelfth: a store that is restarted is not worth a word.
+        if self.failed >= 3 && (self.failed / 3).is_power_of_two() && self.failed.is_multiple_of(3) {
+            tracing::warn!(%error, "the key-value store cannot be used: without it this node owns no session");
         }
     }
 

@@ -358,7 +358,7 @@ impl<E: Engine> Prefill<E> {
 
     fn view(&self) -> View<'_> {
         let seeds = self.work.iter().map(|(request, w)| SeedView {
-            request: format!("{:032x}", request.0),
+            request: request.to_string(),
             session: &w.seed.session,
             attempt: w.seed.attempt,
             decode: &w.seed.decode,

@@ -11,6 +11,7 @@ use config::Config;
 use inspect::Tools;
 use pinion_gpu_agent::node::WorkerRole;
 use serde_json::Value;
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -85,6 +86,9 @@ enum Command {
     Config,
 }
 
+/// Pools that hold the sessions of a few dozen coding agents.
+const UP_POOL_TOKENS: u64 = 4_000_000;
+
 #[derive(Args)]
 struct UpArgs {
     /// Prefill workers.
@@ -102,7 +106,7 @@ struct UpArgs {
     /// Where the gateway listens.
     #[arg(long)]
     listen: Option<SocketAddr>,
-    /// Pool of each worker, in tokens.
+    /// Pool of each worker, in tokens. Default: 4,000,000, or what --config says.
     #[arg(long)]
     pool_tokens: Option<u64>,
     /// Let the simulated engines work so many times as fast as the calibrated model.
@@ -176,6 +180,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     match run(cli) {
         Ok(code) => code,
@@ -195,7 +200,12 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         .or_else(|| (!starts && of_cluster.is_file()).then_some(of_cluster));
     let mut config = Config::read(path.as_deref())?;
     match cli.command {
-        Command::Up(arguments) => return start(&mut config, &cli.dir, arguments),
+        Command::Up(mut arguments) => {
+            if path.is_none() {
+                arguments.pool_tokens = arguments.pool_tokens.or(Some(UP_POOL_TOKENS));
+            }
+            return start(&mut config, &cli.dir, &arguments);
+        }
         Command::Down => println!("stopped {} processes", up::down(&cli.dir)?),
         Command::Gateway { id } => runtime()?.block_on(roles::gateway(&config, &id))?,
         Command::Control { id } => runtime()?.block_on(roles::control(&config, &id))?,
@@ -219,7 +229,7 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
 }
 
-fn start(config: &mut Config, dir: &Path, arguments: UpArgs) -> anyhow::Result<ExitCode> {
+fn start(config: &mut Config, dir: &Path, arguments: &UpArgs) -> anyhow::Result<ExitCode> {
     if let Some(listen) = arguments.listen {
         config.gateway.listen = listen;
     }
@@ -233,12 +243,12 @@ fn start(config: &mut Config, dir: &Path, arguments: UpArgs) -> anyhow::Result<E
         prefill,
         decode,
         control,
-        nats,
+        ref nats,
         ..
-    } = arguments;
+    } = *arguments;
     let plan = up::Plan {
         dir: dir.to_owned(),
-        nats,
+        nats: nats.clone(),
         control,
         prefill,
         decode,
@@ -287,7 +297,7 @@ fn explain(id: &str, view: &Value) {
         None => println!("session {id} belongs to no decode worker yet: no turn of it was completed and kept"),
     }
     println!(
-        "its owner is {owner}; {} turns and {} tokens are committed",
+        "its owner is {owner}; {} turns are committed, and {} tokens in full pages",
         state["next_turn"], state["committed_tokens"]
     );
     let migrations = state["migrations"].as_array().map_or(&[][..], Vec::as_slice);
@@ -305,7 +315,21 @@ fn explain(id: &str, view: &Value) {
     }
     match state["active"].as_object() {
         None => println!("no turn is running"),
-        Some(turn) => println!("a turn is running: {}", turn["state"]),
+        Some(turn) => {
+            let state = &turn["state"];
+            // A state is its name, or an object of that one name with what belongs to it.
+            let (name, more) = match state.as_object().and_then(|s| s.iter().next()) {
+                Some((name, more)) => (name.as_str(), more),
+                None => (state.as_str().unwrap_or("?"), &Value::Null),
+            };
+            let at = more["worker"].as_str().map(|w| format!(" on {w}")).unwrap_or_default();
+            println!("a turn is under way: {}{at}", name.to_lowercase());
+            let (attempts, sent) = (turn["attempt"].as_u64().unwrap_or(0) & 0xFFFF, &turn["sent"]);
+            println!(
+                "  request {}, attempt {attempts}, {sent} tokens sent",
+                turn["turn"]["request"].as_str().unwrap_or("?")
+            );
+        }
     }
 }
 

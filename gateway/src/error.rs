@@ -70,9 +70,9 @@ impl ApiError {
                 code,
                 "the engine refused or failed this request: another try may fail the same way",
             ),
-            AbortReason::TooLong => Self::new(
-                StatusCode::BAD_REQUEST,
-                code,
+            AbortReason::TooLong => Self::field(
+                "max_tokens",
+                "context_length_exceeded",
                 "prompt and answer together do not fit any worker: shorten the prompt, or ask for fewer tokens",
             ),
             AbortReason::ClientGone => {

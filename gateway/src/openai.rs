@@ -193,6 +193,9 @@ fn malformed(error: &serde_json::Error) -> ApiError {
     ApiError::new(axum::http::StatusCode::BAD_REQUEST, "malformed_json", message)
 }
 
+/// Who may speak, as in the API of `OpenAI`.
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
+
 impl ChatBody {
     /// The conversation as the template takes it.
     ///
@@ -211,6 +214,16 @@ impl ChatBody {
             });
         }
         for (index, message) in messages.into_iter().enumerate() {
+            if !ROLES.contains(&message.role.as_str()) {
+                let field = format!("messages[{index}].role");
+                let text = format!("{:?} is no role: use one of {}", message.role, ROLES.join(", "));
+                return Err(ApiError::field(&field, "invalid_value", text));
+            }
+            let calls = message.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty());
+            if message.content.is_none() && !calls {
+                let field = format!("messages[{index}].content");
+                return Err(ApiError::field(&field, "missing", "give a text, or its parts"));
+            }
             let mut content = match message.content {
                 None => String::new(),
                 Some(Content::Text(text)) => text,

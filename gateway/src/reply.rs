@@ -242,7 +242,7 @@ impl Reply {
     // ---- JSON ----
 
     fn request(&self) -> String {
-        format!("{:032x}", self.turn.asked().request.0)
+        self.turn.asked().request.to_string()
     }
 
     fn frame(&self, chunk: bool, choices: &[Value]) -> Value {

@@ -249,6 +249,18 @@ impl Turn {
             return None;
         }
         self.over = true;
+        if failed.reason == AbortReason::TooLong {
+            let (prompt, more) = (self.submit.prompt.len(), self.submit.max_new_tokens);
+            let message = format!(
+                "the prompt has {prompt} tokens and {more} more are asked for, which no worker's pool can hold: shorten the \
+                 prompt, or ask for fewer tokens"
+            );
+            return Some(Event::Failed(ApiError::field(
+                "max_tokens",
+                "context_length_exceeded",
+                message,
+            )));
+        }
         Some(Event::Failed(ApiError::failed(
             failed.reason,
             failed.retry_after_millis,
@@ -368,7 +380,11 @@ impl Turn {
         if self.accepted.is_some() || Instant::now() >= self.deadline {
             return ApiError::failed(AbortReason::Deadline, 0);
         }
-        ApiError::unavailable("no-control", "no control node accepts this session now: try again", 1)
+        ApiError::unavailable(
+            "no-control",
+            "no control node accepts this session now: try again; if that goes on, GET /health says more",
+            1,
+        )
     }
 }
 

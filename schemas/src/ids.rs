@@ -212,10 +212,22 @@ number_id!(
     /// A decode worker's promise of room for one seed, unique within the worker's epoch.
     PermitId(u64)
 );
-number_id!(
-    /// One request of a client; a UUID's 128 bits. Retries of the same request carry the same id.
-    RequestId(u128)
-);
+/// One request of a client; a UUID's 128 bits. Retries of the same request carry the same id. Everywhere it is shown, in
+/// subjects, views, events, logs and answers, it is 32 hex digits.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(pub u128);
+
+impl fmt::Display for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+impl serde::Serialize for RequestId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
 
 impl Epoch {
     /// The epoch after this one.

@@ -86,7 +86,7 @@ impl Subjects {
     }
     /// `pinion.<cluster>.turn.<request>.stream`: the answer of one turn, heard by its gateway.
     pub fn stream(&self, request: RequestId) -> Subject {
-        Subject(format!("{}.turn.{:032x}.stream", self.prefix, request.0))
+        Subject(format!("{}.turn.{request}.stream", self.prefix))
     }
     /// `pinion.<cluster>.<kind>.*.<verb>`, the same verb of all of a kind.
     pub fn all(&self, kind: Kind, verb: &'static str) -> Subject {

@@ -102,7 +102,7 @@ impl Sessions {
         let event = Event {
             session,
             at_micros: now.0,
-            request: said.request.map(|r| format!("{:032x}", r.0)),
+            request: said.request.map(|r| r.to_string()),
             what: said.what,
             worker: said.worker,
             detail: said.detail,
