@@ -178,8 +178,15 @@ impl Effects {
     where
         T: Schema + for<'a> rkyv::Serialize<HighSerializer<AlignedVec, ArenaHandle<'a>, rancor::Error>>,
     {
+        self.request_at(token, subject.as_str().to_owned(), message, deadline)
+    }
+
+    /// The same, on a subject that came with a message.
+    pub fn request_at<T>(&mut self, token: u64, subject: String, message: &T, deadline: Micros) -> bool
+    where
+        T: Schema + for<'a> rkyv::Serialize<HighSerializer<AlignedVec, ArenaHandle<'a>, rancor::Error>>,
+    {
         let Some(payload) = encoded(message) else { return false };
-        let subject = subject.as_str().to_owned();
         let deadline = Duration::from_micros(deadline.0);
         self.0.push(Effect::Request {
             token,

@@ -143,7 +143,8 @@ impl Router {
             return;
         }
         crate::dispatch!(message, {
-            Heartbeat(beat) => self.on_heartbeat(now, kind, &beat, out),
+            // A worker speaks for itself only, on its own subject.
+            Heartbeat(beat) => if beat.worker.as_str() == parsed.id { self.on_heartbeat(now, kind, &beat, out) },
             PagesStored(e) => {
                 let applied = self.index.stored(&e.worker, e.epoch, e.sequence, &e.pages);
                 self.on_applied(&e.worker, e.epoch, applied, out);

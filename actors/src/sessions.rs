@@ -12,11 +12,12 @@ use answers::Answers;
 use pinion_bus::{BusError, Message};
 use pinion_core::session::{self, Commit, Fact, Outcome, Session, Snapshot, TurnFact};
 use pinion_schemas::messages::{
-    Accepted, Cancel, Chunk, Completed, Failed, LegFailed, Permit, PermitExpired, PermitQueued, Probe, ProbeAck,
+    Abort, Accepted, Cancel, Chunk, Completed, Failed, LegFailed, Permit, PermitExpired, PermitQueued, Probe, ProbeAck,
     Reject, SeedDone, Started, Submit,
 };
 use pinion_schemas::shard::shard_of;
 use pinion_schemas::subject::{Kind, Subjects};
+use pinion_schemas::wire;
 use pinion_schemas::{AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, RequestId, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,6 +33,10 @@ const SESSIONS_MAX: usize = 200_000;
 const ANSWER_PATIENCE: Micros = Micros::from_millis(1_500);
 /// How long the store may take to say what it has of a session; after that it goes on with what workers hold.
 const STORE_PATIENCE: Micros = Micros::from_secs(1);
+/// How often the gateway of a running turn is asked whether it is there.
+const CLIENT_LOOK: Micros = Micros::from_secs(5);
+/// How long it has to be away for its turns to be given up: longer than a connection takes to come back.
+const CLIENT_MISSES_MAX: u32 = 3;
 /// Shortest advice to a client whose turn failed.
 const RETRY_AFTER_MILLIS: u32 = 1_000;
 
@@ -74,16 +79,25 @@ struct Turn {
     asked: Option<(WorkerId, u64)>,
     /// The D's word that the turn is complete.
     end: Option<Completed>,
+    /// Looks in a row at which nobody listened to the stream.
+    unheard: u32,
 }
 
 enum Asked {
-    Run { worker: WorkerId },
-    Seed { worker: WorkerId },
+    /// Whether anybody listens to the turn's stream.
+    Client,
+    Run {
+        worker: WorkerId,
+    },
+    Seed {
+        worker: WorkerId,
+    },
 }
 
 struct Pending {
     request: RequestId,
     attempt: u64,
+    session: SessionId,
     asked: Asked,
 }
 
@@ -102,6 +116,7 @@ pub struct Sessions {
     opening: BTreeMap<u64, SessionId>,
     completed: Answers,
     next_token: u64,
+    next_look: Micros,
 }
 
 impl Sessions {
@@ -125,6 +140,7 @@ impl Sessions {
             opening: BTreeMap::new(),
             completed: Answers::default(),
             next_token: 0,
+            next_look: Micros::ZERO,
         }
     }
 
@@ -195,6 +211,9 @@ impl Sessions {
             .get(&session)
             .is_some_and(|e| e.machine.ended(request).is_some());
         let answer = submit.answer_so_far.clone();
+        if self.turns.is_empty() {
+            self.next_look = now.plus(CLIENT_LOOK);
+        }
         self.turns.insert(
             request,
             Turn {
@@ -208,6 +227,7 @@ impl Sessions {
                 permit: None,
                 asked: None,
                 end: None,
+                unheard: 0,
             },
         );
         let what = if repeated { "asked-again" } else { "accepted" };
@@ -445,12 +465,16 @@ impl Sessions {
         let Some(Pending {
             request,
             attempt,
+            session,
             asked,
         }) = self.pending.remove(&token)
         else {
             return;
         };
         match (asked, result) {
+            (Asked::Run { worker }, Ok(message)) if self.present(request, attempt).is_none() => {
+                self.give_back(request, attempt, &session, &worker, &message, out);
+            }
             (Asked::Run { .. }, Ok(message)) => crate::dispatch!(message, {
                 Started(s) => self.on_started(now, &s, out),
                 Permit(p) => self.on_permit(now, &p, out),
@@ -462,6 +486,7 @@ impl Sessions {
                 self.left(request, attempt, Tried::Unreachable, out);
                 self.fact(now, request, attempt, TurnFact::LegFailed(AbortReason::DecodeLost), out);
             }
+            (Asked::Client, result) => self.on_client(now, &session, request, &result, out),
             (Asked::Seed { .. }, Ok(message)) => crate::dispatch!(message, {
                 Accepted(_) => {},
                 LegFailed(f) => self.on_leg_failed(now, &f, out),
@@ -479,6 +504,78 @@ impl Sessions {
                     out,
                 );
             }
+        }
+    }
+
+    /// A D has taken, or promised room to, a turn that is over or is tried elsewhere by now: it gets that back at once, not at
+    /// its deadline. Of a session that has another owner by now, that one takes it over.
+    fn give_back(
+        &self,
+        request: RequestId,
+        attempt: u64,
+        session: &SessionId,
+        worker: &WorkerId,
+        answer: &Message,
+        out: &mut Effects,
+    ) {
+        let refused = wire::decode::<Reject>(&answer.payload).is_ok();
+        if refused || !self.owned.contains_key(&shard_of(session)) {
+            return;
+        }
+        let abort = Abort {
+            request,
+            attempt,
+            epoch: self.epoch_of(session),
+            reason: AbortReason::PartnerFailed,
+        };
+        out.publish(self.subjects.worker(Kind::Decode, worker, "abort").as_str(), &abort);
+    }
+
+    /// Asks the bus whether the gateways of all running turns are there. They do not answer: that nobody listens is known at
+    /// once, and silence means that somebody does.
+    fn look_for_clients(&mut self, now: Micros, out: &mut Effects) {
+        if now < self.next_look {
+            return;
+        }
+        self.next_look = now.plus(CLIENT_LOOK);
+        let looks = self
+            .turns
+            .iter()
+            .map(|(r, t)| (*r, t.submit.session.clone(), t.submit.stream.clone()));
+        for (request, session, stream) in looks.collect::<Vec<_>>() {
+            self.next_token += 1;
+            let probe = Probe { nonce: self.next_token };
+            if out.request_at(self.next_token, stream, &probe, ANSWER_PATIENCE) {
+                let (attempt, asked) = (0, Asked::Client);
+                let pending = Pending {
+                    request,
+                    attempt,
+                    session,
+                    asked,
+                };
+                self.pending.insert(self.next_token, pending);
+            }
+        }
+    }
+
+    fn on_client(
+        &mut self,
+        now: Micros,
+        session: &SessionId,
+        request: RequestId,
+        result: &Result<Message, BusError>,
+        out: &mut Effects,
+    ) {
+        let Some(turn) = self.turns.get_mut(&request) else {
+            return;
+        };
+        turn.unheard = match result {
+            Err(BusError::NoResponders { .. }) => turn.unheard + 1,
+            _ => 0,
+        };
+        if turn.unheard >= CLIENT_MISSES_MAX {
+            tracing::info!(%request, "its gateway is gone: the turn is cancelled");
+            self.step(now, session, Fact::Cancelled(request), out);
         }
     }
 
@@ -593,6 +690,7 @@ impl Role for Sessions {
             Input::Local(local) => self.on_local(now, local, out),
             Input::Got { token, value } => self.opened(now, token, value.as_deref(), out),
             Input::Tick => {
+                self.look_for_clients(now, out);
                 while self.due.first().is_some_and(|(at, _)| *at <= now) {
                     let Some((_, session)) = self.due.pop_first() else {
                         return;
@@ -607,6 +705,7 @@ impl Role for Sessions {
     }
 
     fn next_deadline(&self) -> Option<Micros> {
-        self.due.first().map(|(at, _)| *at)
+        let look = (!self.turns.is_empty()).then_some(self.next_look);
+        self.due.first().map(|(at, _)| *at).into_iter().chain(look).min()
     }
 }

@@ -20,6 +20,8 @@ use tokio::time::Instant;
 
 /// Bus messages in the mailbox of one actor: more than any burst of one node, little enough to be worked off in a second.
 const INBOX_MAX: usize = 4_096;
+/// Between two looks at whether the bus has caught up.
+const BEHIND: Duration = Duration::from_millis(5);
 /// Messages waiting to be sent; beyond it the newest is dropped and counted, as core NATS would do.
 const OUTBOX_MAX: usize = 16_384;
 /// How long one publish may take while the bus is down, before it is given up.
@@ -223,10 +225,19 @@ impl<R: Role> State<R> {
                 deadline,
             } => {
                 let (bus, myself) = (self.context.bus.clone(), myself.clone());
-                tokio::spawn(async move {
+                let (behind, unsent) = (self.unsent.load(Ordering::Acquire) > 0, self.unsent.clone());
+                let mut asking = Box::pin(async move {
+                    // What was to be sent before it goes first, if the bus is behind.
+                    while behind && unsent.load(Ordering::Acquire) > 0 {
+                        tokio::time::sleep(BEHIND).await;
+                    }
                     let result = bus.request(&subject, Headers::new(), payload, deadline).await;
                     let _ = myself.cast(Envelope::new(Input::Reply { token, result }));
                 });
+                // On its way before the effects behind it: an abort must not overtake what it aborts.
+                if asking.as_mut().now_or_never().is_none() {
+                    tokio::spawn(asking);
+                }
             }
             Effect::Subscribe(pattern) => {
                 let task = tokio::spawn(listen(

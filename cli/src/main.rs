@@ -6,6 +6,7 @@ mod replay;
 mod roles;
 mod up;
 
+use anyhow::bail;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use config::Config;
 use inspect::Tools;
@@ -170,6 +171,14 @@ enum WorkerCommand {
 }
 
 fn main() -> ExitCode {
+    // `pinion session ls | head` is no failure.
+    std::panic::set_hook(Box::new(|panic| {
+        let text = panic.to_string();
+        if text.contains("failed printing to stdout") {
+            std::process::exit(0);
+        }
+        eprintln!("{text}");
+    }));
     let cli = Cli::parse();
     let role = matches!(
         cli.command,
@@ -230,6 +239,12 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 }
 
 fn start(config: &mut Config, dir: &Path, arguments: &UpArgs) -> anyhow::Result<ExitCode> {
+    if !(arguments.speed.is_finite() && arguments.speed > 0.0) {
+        bail!("--speed {} is not above 0", arguments.speed);
+    }
+    if arguments.pool_tokens == Some(0) {
+        bail!("--pool-tokens 0 holds nothing: give the tokens of one worker's pool");
+    }
     if let Some(listen) = arguments.listen {
         config.gateway.listen = listen;
     }
@@ -278,7 +293,7 @@ fn session(mut tools: Tools, command: SessionCommand) -> anyhow::Result<()> {
                     node["running_turns"]
                 );
                 for session in node["sessions"].as_array().into_iter().flatten() {
-                    println!("  {}", session.as_str().unwrap_or("?"));
+                    println!("  {}", session.as_str().unwrap_or("?").escape_debug());
                 }
             }
         }

@@ -55,11 +55,35 @@ impl State {
         let path = dir.join("state.json");
         let text = fs::read(&path)
             .with_context(|| format!("no cluster was started in {} (`pinion up` starts one)", dir.display()))?;
-        serde_json::from_slice(&text).with_context(|| format!("{} is damaged: remove it", path.display()))
+        serde_json::from_slice(&text).with_context(|| {
+            format!(
+                "{} is damaged: stop the processes it was about by hand, then remove it",
+                path.display()
+            )
+        })
     }
 
+    /// After each start, and at once as a whole: whatever happens to `up`, `down` finds what runs.
     fn write(&self, dir: &Path) -> anyhow::Result<()> {
-        fs::write(dir.join("state.json"), serde_json::to_vec_pretty(self)?).context("cannot write state.json")
+        let (new, path) = (dir.join("state.json.new"), dir.join("state.json"));
+        fs::write(&new, serde_json::to_vec_pretty(self)?).context("cannot write state.json")?;
+        fs::rename(&new, &path).context("cannot write state.json")
+    }
+
+    fn add(&mut self, dir: &Path, process: Process) -> anyhow::Result<()> {
+        self.processes.push(process);
+        self.write(dir)
+    }
+}
+
+impl Process {
+    /// Whether it runs, and is still the process that was started: numbers are used again.
+    fn runs(&self) -> bool {
+        let Ok(words) = fs::read(format!("/proc/{}/cmdline", self.pid)) else {
+            return false;
+        };
+        let same = words.strip_suffix(b"\0").unwrap_or(&words).split(|b| *b == 0);
+        same.eq(self.command.iter().map(String::as_bytes)) && alive(self.pid)
     }
 }
 
@@ -113,20 +137,20 @@ fn nats_server() -> anyhow::Result<PathBuf> {
 /// Starts everything and waits until it serves.
 pub fn up(mut config: Config, plan: &Plan) -> anyhow::Result<()> {
     let dir = &plan.dir;
-    if State::read(dir).is_ok_and(|state| state.processes.iter().any(|p| alive(p.pid))) {
+    if dir.join("state.json").exists() && State::read(dir)?.processes.iter().any(Process::runs) {
         bail!("a cluster is running in {}: `pinion down` stops it", dir.display());
     }
-    if plan.decode == 0 || plan.control == 0 {
-        bail!("--decode and --control must be at least 1");
+    if plan.decode == 0 || plan.prefill == 0 || plan.control == 0 {
+        bail!("--decode, --prefill and --control must be at least 1");
     }
     fs::create_dir_all(dir.join("logs")).with_context(|| format!("cannot make {}", dir.display()))?;
     TcpListener::bind(config.gateway.listen)
         .with_context(|| format!("{} is in use: choose another with --listen", config.gateway.listen))?;
     let mut state = State::default();
     let outcome = start_all(&mut config, plan, &mut state).and_then(|()| wait_ready(&config, plan, &state));
-    state.write(dir)?;
     if let Err(error) = outcome {
         stop_all(&state);
+        let _ = fs::remove_file(dir.join("state.json"));
         return Err(error.context(format!(
             "the cluster did not come up; logs are in {}",
             dir.join("logs").display()
@@ -153,7 +177,7 @@ fn start_all(config: &mut Config, plan: &Plan, state: &mut State) -> anyhow::Res
             "--config".into(),
             file.display().to_string(),
         ];
-        state.processes.push(start(dir, "nats", &command)?);
+        state.add(dir, start(dir, "nats", &command)?)?;
         config.nats.urls = vec![format!("nats://127.0.0.1:{port}")];
     }
     let file = dir.join("pinion.toml");
@@ -163,7 +187,7 @@ fn start_all(config: &mut Config, plan: &Plan, state: &mut State) -> anyhow::Res
         let mut command = vec![binary.clone(), "--config".into(), file.display().to_string()];
         command.extend(words.iter().map(|w| (*w).to_owned()));
         command.extend(["--id".into(), name.clone()]);
-        state.processes.push(start(dir, &name, &command)?);
+        state.add(dir, start(dir, &name, &command)?)?;
         Ok(())
     };
     for i in 0..plan.control {
@@ -183,7 +207,7 @@ fn wait_ready(config: &Config, plan: &Plan, state: &State) -> anyhow::Result<()>
     let until = Instant::now() + READY;
     let mut tools = crate::inspect::Tools::new(config.clone());
     loop {
-        if let Some(dead) = state.processes.iter().find(|p| !alive(p.pid)) {
+        if let Some(dead) = state.processes.iter().find(|p| !p.runs()) {
             bail!("{} has ended: see its log", dead.name);
         }
         let known = tools.count_workers().unwrap_or(0);
@@ -204,15 +228,15 @@ fn wait_ready(config: &Config, plan: &Plan, state: &State) -> anyhow::Result<()>
 
 fn stop_all(state: &State) {
     // The front first, NATS last: control nodes hand their shards back over it.
-    for process in state.processes.iter().rev() {
+    for process in state.processes.iter().rev().filter(|p| p.runs()) {
         signal(process.pid, Signal::TERM);
         if process.name.starts_with("gateway") || process.name.starts_with("control") {
-            wait_gone(process.pid, STOP);
+            wait_gone(process, STOP);
         }
     }
     for process in state.processes.iter().rev() {
-        wait_gone(process.pid, STOP);
-        if alive(process.pid) {
+        wait_gone(process, STOP);
+        if process.runs() {
             signal(process.pid, Signal::KILL);
         }
     }
@@ -224,9 +248,9 @@ fn signal(pid: i32, signal: Signal) {
     }
 }
 
-fn wait_gone(pid: i32, patience: Duration) {
+fn wait_gone(process: &Process, patience: Duration) {
     let until = Instant::now() + patience;
-    while alive(pid) && Instant::now() < until {
+    while process.runs() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -234,7 +258,7 @@ fn wait_gone(pid: i32, patience: Duration) {
 /// Stops what `up` started. Returns how many processes were running.
 pub fn down(dir: &Path) -> anyhow::Result<usize> {
     let state = State::read(dir)?;
-    let running = state.processes.iter().filter(|p| alive(p.pid)).count();
+    let running = state.processes.iter().filter(|p| p.runs()).count();
     stop_all(&state);
     fs::remove_file(dir.join("state.json")).context("cannot remove state.json")?;
     Ok(running)

@@ -75,6 +75,14 @@ impl ApiError {
                 "context_length_exceeded",
                 "prompt and answer together do not fit any worker: shorten the prompt, or ask for fewer tokens",
             ),
+            AbortReason::SessionBusy => Self {
+                status: StatusCode::TOO_MANY_REQUESTS,
+                ..Self::unavailable(
+                    code,
+                    "too many turns of this session are waiting: send them one after the other",
+                    hint,
+                )
+            },
             AbortReason::ClientGone => {
                 Self::new(StatusCode::BAD_GATEWAY, code, "the turn was cancelled: send it again")
             }

@@ -38,6 +38,8 @@ pub(crate) const HEALTH_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long running turns may go on after the shutdown was asked for.
 const DRAIN: Duration = Duration::from_secs(10);
+/// Then, how long it takes to tell clients and owners that the rest is given up.
+const FAREWELL: Duration = Duration::from_millis(200);
 
 /// How a gateway is set up.
 #[derive(Clone, Debug)]
@@ -116,6 +118,7 @@ impl Gateway {
                 subjects: Subjects::new(&config.cluster),
                 owners,
                 metrics: Arc::new(Metrics::default()),
+                closing: CancellationToken::new(),
             }),
             tokenizer,
             tips: identity::Tips::new(config.page_tokens, identity::TIPS_MAX),
@@ -125,7 +128,8 @@ impl Gateway {
         }
     }
 
-    /// Serves until `shutdown`; then takes no new connections and gives running turns ten seconds.
+    /// Serves until `shutdown`; then takes no new connections and gives running turns ten seconds. What is not done by then is
+    /// cancelled, and its client told.
     ///
     /// # Errors
     /// What the listener says.
@@ -135,12 +139,20 @@ impl Gateway {
                 tracing::debug!(%error, "TCP_NODELAY");
             }
         });
-        let drained = shutdown.clone();
+        let (drained, closing) = (shutdown.clone(), self.reach.closing.clone());
         let server = axum::serve(listener, http::router(Arc::new(self)));
-        tokio::select! {
+        let ended = tokio::select! {
             ended = server.with_graceful_shutdown(shutdown.cancelled_owned()) => ended,
-            () = async { drained.cancelled().await; tokio::time::sleep(DRAIN).await } => Ok(()),
-        }
+            () = async {
+                drained.cancelled().await;
+                tokio::time::sleep(DRAIN).await;
+                closing.cancel();
+                tokio::time::sleep(FAREWELL).await;
+            } => Ok(()),
+        };
+        // What was sent last, cancels among it, is on its way.
+        tokio::time::sleep(FAREWELL).await;
+        ended
     }
 }
 

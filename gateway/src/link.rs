@@ -15,6 +15,7 @@ use pinion_schemas::trace_context::{self, TraceContext};
 use pinion_schemas::wire::{self, Schema};
 use pinion_schemas::{Epoch, RequestId, SessionId, WorkerId};
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -37,6 +38,8 @@ pub struct Reach {
     pub owners: Arc<dyn Owners>,
     /// What is counted.
     pub metrics: Arc<Metrics>,
+    /// The gateway ends now: turns that still run are given up.
+    pub closing: CancellationToken,
 }
 
 /// How a step ended.

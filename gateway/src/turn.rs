@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use pinion_bus::Subscription;
-use pinion_schemas::messages::{Chunk, Completed, Failed, Submit};
+use pinion_schemas::messages::{Chunk, Completed, Failed, Probe, Submit};
 use pinion_schemas::trace_context::TraceContext;
 use pinion_schemas::wire::{self, Schema};
 use pinion_schemas::{AbortReason, Epoch, Micros, WorkerId};
@@ -167,6 +167,10 @@ impl Turn {
                 },
                 link = &mut self.link => self.on_link(link),
                 () = sleep_until(until) => Some(Event::Failed(self.too_late())),
+                () = self.reach.closing.cancelled() => {
+                    let message = "this gateway is shutting down: send the request again";
+                    Some(Event::Failed(ApiError::unavailable("shutting-down", message, 1)))
+                }
             };
             match event {
                 Some(Event::Done(end)) => return self.done(end),
@@ -183,6 +187,8 @@ impl Turn {
             Some(Chunk::ID) => wire::decode::<Chunk>(payload).map(|chunk| self.on_chunk(&chunk)),
             Some(Completed::ID) => wire::decode::<Completed>(payload).map(|end| self.on_completed(end)),
             Some(Failed::ID) => wire::decode::<Failed>(payload).map(|failed| self.on_failed(&failed)),
+            // The owner asks whether anybody listens; that somebody does is the answer.
+            Some(Probe::ID) => return None,
             other => {
                 tracing::warn!(schema = ?other, "unexpected message on the stream of a turn");
                 return None;

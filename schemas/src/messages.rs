@@ -1,7 +1,7 @@
 //! Every message of a turn (design §4) and of the flows beside it (design §5).
 //!
 //! Wire types hold integers, strings, vectors, options and enums only: no maps and no shared pointers (style B.2 row 5).
-//! Text ids are checked again by the receiver with [`crate::ids`]; a [`PageHash`] is any 32 bytes.
+//! Text ids are those of the sender; who takes one for a name of its own compares it with the subject. A [`PageHash`] is any 32 bytes.
 
 use crate::hash::PageHash;
 use crate::ids::{Epoch, PermitId, RequestId, SessionId, TurnIndex, WorkerId};

@@ -149,6 +149,8 @@ labelled!(
         EngineFailed = "engine-failed",
         /// Every retry was used up.
         RetriesSpent = "retries-spent",
+        /// The session has too many turns waiting already.
+        SessionBusy = "session-busy",
         /// No decode worker's pool could ever hold the turn.
         TooLong = "too-long",
     }

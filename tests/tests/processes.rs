@@ -200,6 +200,75 @@ fn a_client_that_goes_away_frees_everything_at_once() {
 }
 
 #[test]
+fn clients_that_go_away_at_once_leave_nothing_behind() {
+    in_real_time(async {
+        let cluster = Cluster::start(size(1, 2)).await;
+        let http = reqwest::Client::new();
+        let mut storm = Vec::new();
+        for client in 0..8_u32 {
+            let (http, url) = (http.clone(), format!("{}/v1/completions", cluster.url));
+            storm.push(tokio::spawn(async move {
+                for n in 0..40 {
+                    let prompt = pinion_tests::client::prompt(client * 1_000 + n, 0, 400);
+                    let body = serde_json::json!({"prompt": prompt, "max_tokens": 500, "stream": true});
+                    let left = Duration::from_millis(u64::from(1 + (client + n) % 12));
+                    // It goes wherever the turn is just then: that it fails for the client is the point.
+                    let _ = http.post(&url).body(body.to_string()).timeout(left).send().await;
+                }
+            }));
+        }
+        for client in storm {
+            client.await.unwrap();
+        }
+        cluster.rest_within(Duration::from_secs(3)).await;
+        let mut next = Talk::new(&cluster.url, 1, 300);
+        assert!(matches!(next.turn(5, 0).await, End::Completed { .. }));
+    });
+}
+
+#[test]
+fn turns_of_a_killed_gateway_end_and_its_clients_next_one_need_not_wait_for_their_deadline() {
+    in_real_time(async {
+        let mut cluster = Cluster::start(size(1, 1)).await;
+        let mut talk = Talk::new(&cluster.url, 1, 300);
+        assert!(matches!(talk.turn(5, 0).await, End::Completed { .. }));
+        // 100 s of decoding.
+        let mut ghost = Talk::new(&cluster.url, 1, 300);
+        let running = tokio::spawn(async move { ghost.turn(10_000, 0).await });
+        eventually("the turn runs", SOON, || async {
+            cluster.held("decode-0").await.iter().any(|h| h.busy).then_some(())
+        })
+        .await;
+        cluster.kill("gateway-0");
+        assert!(
+            matches!(running.await.unwrap(), End::Wrong(_)),
+            "its connection is gone"
+        );
+        cluster.rest_within(SOON * 3).await;
+        cluster.restart("gateway-0");
+        eventually("the gateway is back", SOON, || async {
+            reqwest::get(format!("{}/health", cluster.url)).await.ok()
+        })
+        .await;
+        assert!(matches!(talk.turn(5, 0).await, End::Completed { .. }));
+        // Told to end, it gives its turns up itself.
+        let url = cluster.url.clone();
+        let last = tokio::spawn(async move { Talk::new(&url, 2, 300).turn(10_000, 0).await });
+        eventually("the turn runs", SOON, || async {
+            cluster.held("decode-0").await.iter().any(|h| h.busy).then_some(())
+        })
+        .await;
+        cluster.terminate("gateway-0");
+        let end = last.await.unwrap();
+        assert!(
+            matches!(&end, End::Failed(text) if text.contains("shutting-down")),
+            "{end:?}"
+        );
+        cluster.rest_within(Duration::from_secs(2)).await;
+    });
+}
+
+#[test]
 fn down_leaves_nothing_running() {
     in_real_time(async {
         let cluster = Cluster::start(size(1, 1)).await;

@@ -231,6 +231,11 @@ impl Session {
             active.avoid.push(worker.clone());
         }
         active.attempt += 1;
+        let asked_only = matches!(active.state, State::Asking { .. });
+        if asked_only && reason == AbortReason::DecodeLost && !active.offers.is_empty() {
+            // It never had the turn: on to the next candidate, as after a reject. Many may be dead at once.
+            return active.ask_next(now, self.pin.as_ref(), FallbackReason::AllRejected, out);
+        }
         active.round += 1;
         if active.answered() {
             self.commit_answered(out);

@@ -186,6 +186,7 @@ impl Sessions {
                 Pending {
                     request,
                     attempt,
+                    session: session.clone(),
                     asked,
                 },
             );
@@ -251,6 +252,7 @@ impl Sessions {
                 Pending {
                     request,
                     attempt,
+                    session: session.clone(),
                     asked,
                 },
             );
@@ -351,6 +353,6 @@ fn abort_reason(outcome: Outcome) -> Option<AbortReason> {
         Outcome::Completed(_) => None,
         Outcome::Cancelled => Some(AbortReason::ClientGone),
         Outcome::Failed(reason) => Some(reason),
-        Outcome::Refused => Some(AbortReason::RetriesSpent),
+        Outcome::Refused => Some(AbortReason::SessionBusy),
     }
 }

@@ -54,6 +54,7 @@ async fn run(seed: u64) -> (Vec<u32>, Duration) {
         bus,
         subjects: subjects(),
         metrics: Arc::new(Metrics::default()),
+        closing: tokio_util::sync::CancellationToken::new(),
     });
     let submit = Submit {
         request: RequestId(u128::from(seed) << 64 | 7),

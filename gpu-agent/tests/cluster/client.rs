@@ -2,7 +2,7 @@
 //! silent, and asks the next control node when the last one is not the owner or not there.
 
 use pinion_bus::{Bus, Headers, Message};
-use pinion_schemas::messages::{Accepted, Chunk, Completed, Failed, Submit};
+use pinion_schemas::messages::{Accepted, Chunk, Completed, Failed, Probe, Submit};
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::wire::{self, Schema};
 use pinion_schemas::{AbortReason, Class, Micros, Path, RequestId, SessionId, WorkerId};
@@ -168,6 +168,8 @@ impl Turn {
                 }))
             }
             Some(Failed::ID) => Some(Err(wire::decode::<Failed>(&message.payload).unwrap().reason)),
+            // Its owner asks whether anybody listens.
+            Some(Probe::ID) => None,
             other => panic!("unexpected schema {other:?}"),
         }
     }
