@@ -108,10 +108,10 @@ async fn begin(gateway: &Arc<Gateway>, shape: Shape, request: Request) -> Result
     let named = identity::named(&headers, common.prompt_cache_key.as_deref(), user)?;
     let learn = named.is_none();
     let session = match named {
-        Some(session) => session,
+        Some(session) => identity::of_tenant(tenant.as_deref(), session)?,
         None => match gateway.tips.find(tenant.as_deref(), &prompt) {
             Some(session) => session,
-            None => fresh_session()?,
+            None => identity::of_tenant(tenant.as_deref(), fresh_session()?)?,
         },
     };
     let permit = Arc::clone(&gateway.turns).try_acquire_owned().map_err(|_| ApiError {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 
 use axum::http::HeaderMap;
-use pinion_schemas::limits::NAME_BYTES_MAX;
-use pinion_schemas::{ChainHasher, Class, PageHash, SessionId};
+use pinion_schemas::limits::{NAME_BYTES_MAX, SESSION_ID_BYTES_MAX};
+use pinion_schemas::{ChainHasher, Class, IdError, PageHash, SessionId};
 
 use crate::error::ApiError;
 
@@ -76,8 +76,17 @@ pub fn named(
     cache_key: Option<&str>,
     user_id: Option<&str>,
 ) -> Result<Option<SessionId>, ApiError> {
-    let check =
-        |place: &str, id: &str| SessionId::new(id).map_err(|error| ApiError::field(place, "invalid_session_id", error));
+    let check = |place: &str, id: &str| {
+        let checked = match id.len() {
+            got if got > SESSION_ID_BYTES_MAX => Err(IdError::TooLong {
+                what: "session id",
+                got,
+                max: SESSION_ID_BYTES_MAX,
+            }),
+            _ => SessionId::new(id),
+        };
+        checked.map_err(|error| ApiError::field(place, "invalid_session_id", error))
+    };
     for name in SESSION_HEADERS {
         if let Some(id) = header(headers, name)? {
             return check(name, id).map(Some);
@@ -89,6 +98,27 @@ pub fn named(
         }
     }
     Ok(None)
+}
+
+/// The session as the cluster knows it: `tenant/id` for a tenant, so that ids of two tenants do not meet.
+///
+/// # Errors
+/// 400 if the two together are longer than a session id may be.
+pub fn of_tenant(tenant: Option<&str>, session: SessionId) -> Result<SessionId, ApiError> {
+    let Some(tenant) = tenant else { return Ok(session) };
+    SessionId::new(format!("{tenant}/{session}")).map_err(|error| {
+        ApiError::field(
+            TENANT_HEADER,
+            "invalid_session_id",
+            format!("with the tenant's name, {error}"),
+        )
+    })
+}
+
+/// The id as the client knows it.
+pub fn for_client<'a>(tenant: Option<&str>, session: &'a SessionId) -> &'a str {
+    let own = tenant.and_then(|tenant| session.as_str().strip_prefix(tenant)?.strip_prefix('/'));
+    own.unwrap_or(session.as_str())
 }
 
 /// Ends of earlier turns, by the name of their last full page. For clients that name no session.

@@ -15,11 +15,11 @@ use pinion_schemas::messages::Completed;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
-use crate::Gateway;
 use crate::error::ApiError;
 use crate::openai::{Common, Extension, PromptDetails, Usage};
 use crate::tokenizer::Decoder;
 use crate::turn::{Event, Turn};
+use crate::{Gateway, identity};
 
 /// Which endpoint is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,7 +96,7 @@ impl Reply {
     }
 
     pub(crate) async fn into_response(self) -> Response {
-        let session = HeaderValue::from_str(self.turn.asked().session.as_str());
+        let session = HeaderValue::from_str(self.client_session());
         let request = HeaderValue::from_str(&self.request());
         let mut response = if self.wishes.stream {
             self.streamed().await
@@ -241,6 +241,11 @@ impl Reply {
 
     // ---- JSON ----
 
+    fn client_session(&self) -> &str {
+        let asked = self.turn.asked();
+        identity::for_client(asked.tenant.as_deref(), &asked.session)
+    }
+
     fn request(&self) -> String {
         self.turn.asked().request.to_string()
     }
@@ -291,7 +296,7 @@ impl Reply {
 
     fn extension(&self, end: &Completed) -> Extension {
         Extension {
-            session: self.turn.asked().session.as_str().to_owned(),
+            session: self.client_session().to_owned(),
             request: self.request(),
             path: end.path.label(),
             why: end.why.map(SeedReason::label),

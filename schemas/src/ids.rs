@@ -142,17 +142,18 @@ impl SessionId {
     /// Checks and wraps `text`.
     ///
     /// # Errors
-    /// [`IdError`] if it is empty or longer than [`SESSION_ID_BYTES_MAX`] bytes.
+    /// [`IdError`] if it is empty or longer than [`SESSION_ID_BYTES_MAX`] bytes with a tenant's name before it.
     pub fn new(text: impl Into<String>) -> Result<Self, IdError> {
         let text = text.into();
         if text.is_empty() {
             return Err(IdError::Empty { what: "session id" });
         }
-        if text.len() > SESSION_ID_BYTES_MAX {
+        let max = SESSION_ID_BYTES_MAX + 1 + NAME_BYTES_MAX;
+        if text.len() > max {
             return Err(IdError::TooLong {
                 what: "session id",
                 got: text.len(),
-                max: SESSION_ID_BYTES_MAX,
+                max,
             });
         }
         Ok(Self(text.into()))
@@ -262,7 +263,9 @@ mod tests {
     fn a_session_id_is_bounded_and_always_has_a_safe_token() {
         assert!(SessionId::new("").is_err());
         assert!(SessionId::new("x".repeat(SESSION_ID_BYTES_MAX)).is_ok());
-        assert!(SessionId::new("x".repeat(SESSION_ID_BYTES_MAX + 1)).is_err());
+        let max = SESSION_ID_BYTES_MAX + 1 + NAME_BYTES_MAX;
+        assert!(SessionId::new("x".repeat(max)).is_ok());
+        assert!(SessionId::new("x".repeat(max + 1)).is_err());
         assert_eq!(SessionId::new("abc-1").unwrap().token(), "abc-1");
         let odd = SessionId::new("user@host > *").unwrap().token();
         assert!(odd.starts_with('=') && odd.len() == 33 && !odd.contains(['.', '*', '>', ' ']));

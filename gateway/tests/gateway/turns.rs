@@ -45,6 +45,11 @@ async fn a_turn_streams_and_tells_its_story() {
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 7);
     let submit = owner.submits.lock().unwrap()[0].clone();
     assert_eq!((submit.class, submit.tenant.as_deref()), (Class::Batch, Some("t")));
+    assert_eq!(
+        submit.session.as_str(),
+        "t/s-1",
+        "another tenant's s-1 is another session"
+    );
     assert_eq!(submit.prompt, ids("<user>\nhello\n<assistant>\n"));
     let text = world.get("/metrics").await.1;
     assert!(
