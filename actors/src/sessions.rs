@@ -5,19 +5,19 @@
 
 mod acts;
 mod answers;
+mod reports;
 mod view;
 
-use crate::effect::{Effect, Effects, Input, Local, Role, RouteAnswer, Tried};
+use crate::effect::{Effect, Effects, Input, Local, Role, RouteAnswer};
 use answers::Answers;
-use pinion_bus::{BusError, Message};
-use pinion_core::session::{self, Commit, Fact, Outcome, Session, Snapshot, TurnFact};
+use pinion_bus::Message;
+use pinion_core::session::{self, Fact, Outcome, Session, Snapshot, TurnFact};
 use pinion_schemas::messages::{
-    Abort, Accepted, Cancel, Chunk, Completed, Failed, LegFailed, Permit, PermitExpired, PermitQueued, Probe, ProbeAck,
+    Accepted, Cancel, Chunk, Completed, Failed, LegFailed, Permit, PermitExpired, PermitQueued, Probe, ProbeAck,
     Reject, SeedDone, Started, Submit,
 };
 use pinion_schemas::shard::shard_of;
 use pinion_schemas::subject::{Kind, Subjects};
-use pinion_schemas::wire;
 use pinion_schemas::{AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, RequestId, SessionId, WorkerId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -352,231 +352,6 @@ impl Sessions {
         let turn = self.turns.get_mut(&request)?;
         let entry = self.held.get(&turn.submit.session)?;
         (entry.machine.attempt(request) == Some(attempt)).then_some(turn)
-    }
-
-    fn on_started(&mut self, now: Micros, started: &Started, out: &mut Effects) {
-        if let Some(turn) = self.present(started.request, started.attempt) {
-            turn.seeding_on = None;
-        }
-        self.hint(started.request, started.attempt, started.pause_millis, out);
-        self.fact(now, started.request, started.attempt, TurnFact::Started, out);
-    }
-
-    fn on_permit(&mut self, now: Micros, permit: &Permit, out: &mut Effects) {
-        self.hint(permit.request, permit.attempt, permit.pause_millis, out);
-        if let Some(turn) = self.present(permit.request, permit.attempt) {
-            turn.permit = Some((permit.epoch, permit.resident_pages));
-        }
-        self.fact(
-            now,
-            permit.request,
-            permit.attempt,
-            TurnFact::Permit(permit.permit),
-            out,
-        );
-    }
-
-    /// The promise has run out before the pages were there: that is the prefill worker's doing.
-    fn on_permit_expired(&mut self, now: Micros, expired: &PermitExpired, out: &mut Effects) {
-        let PermitExpired { request, attempt, .. } = *expired;
-        let reason = AbortReason::PrefillLost;
-        let failed = LegFailed {
-            request,
-            attempt,
-            reason,
-        };
-        self.on_leg_failed(now, &failed, out);
-    }
-
-    /// A D that takes the turn asks for a pause all the same.
-    fn hint(&mut self, request: RequestId, attempt: u64, pause_millis: u32, out: &mut Effects) {
-        let asked = self.present(request, attempt).and_then(|t| t.asked.as_ref());
-        if let (Some((worker, _)), true) = (asked, pause_millis > 0) {
-            let (worker, what) = (worker.clone(), Tried::Hinted(pause_millis));
-            out.tell(ROUTER, Local::Outcome { worker, what });
-        }
-    }
-
-    fn on_reject(&mut self, now: Micros, reject: &Reject, out: &mut Effects) {
-        let Some(turn) = self.turns.get(&reject.request) else {
-            return;
-        };
-        let session = turn.submit.session.clone();
-        let worker = turn.asked.as_ref().map(|(w, _)| w.clone());
-        let what = Tried::Rejected(reject.pause_millis);
-        self.left(reject.request, reject.attempt, what, out);
-        let said = Said {
-            request: Some(reject.request),
-            worker: worker.as_ref(),
-            detail: Some(reject.reason.label()),
-            ..Said::of("rejected")
-        };
-        self.say(now, &session, said, out);
-        self.fact(
-            now,
-            reject.request,
-            reject.attempt,
-            TurnFact::Rejected(reject.reason),
-            out,
-        );
-    }
-
-    /// Tells the router how the attempt at a D went: once for each that it was told of.
-    fn left(&mut self, request: RequestId, attempt: u64, what: Tried, out: &mut Effects) {
-        let asked = self.turns.get_mut(&request).map(|t| &mut t.asked);
-        if let Some((worker, _)) = asked.and_then(|a| a.take_if(|(_, number)| *number == attempt)) {
-            out.tell(ROUTER, Local::Outcome { worker, what });
-        }
-    }
-
-    fn on_leg_failed(&mut self, now: Micros, failed: &LegFailed, out: &mut Effects) {
-        if let Some(turn) = self.present(failed.request, failed.attempt) {
-            // It is told to stop when the machine aborts the attempt.
-            let of_prefill = failed.reason != AbortReason::DecodeLost;
-            turn.bad_prefill.extend(turn.seeding_on.clone().filter(|_| of_prefill));
-        }
-        self.fact(
-            now,
-            failed.request,
-            failed.attempt,
-            TurnFact::LegFailed(failed.reason),
-            out,
-        );
-    }
-
-    fn on_completed(&mut self, now: Micros, done: Completed, out: &mut Effects) {
-        let (request, attempt) = (done.request, done.attempt);
-        let commit = Commit {
-            tokens: done.committed_tokens,
-            tip: done.tip,
-            path: done.path,
-            answer: done.answer.clone(),
-        };
-        let Some(turn) = self.turns.get_mut(&request) else {
-            return;
-        };
-        if turn.asked.as_ref().is_some_and(|(_, number)| *number == attempt) {
-            turn.end = Some(done);
-        }
-        self.fact(now, request, attempt, TurnFact::Completed(commit), out);
-    }
-
-    fn on_reply(&mut self, now: Micros, token: u64, result: Result<Message, BusError>, out: &mut Effects) {
-        let Some(Pending {
-            request,
-            attempt,
-            session,
-            asked,
-        }) = self.pending.remove(&token)
-        else {
-            return;
-        };
-        match (asked, result) {
-            (Asked::Run { worker }, Ok(message)) if self.present(request, attempt).is_none() => {
-                self.give_back(request, attempt, &session, &worker, &message, out);
-            }
-            (Asked::Run { .. }, Ok(message)) => crate::dispatch!(message, {
-                Started(s) => self.on_started(now, &s, out),
-                Permit(p) => self.on_permit(now, &p, out),
-                PermitQueued(q) => self.fact(now, q.request, q.attempt, TurnFact::Queued, out),
-                Reject(r) => self.on_reject(now, &r, out),
-            }),
-            (Asked::Run { worker }, Err(error)) => {
-                tracing::info!(%worker, %error, "decode worker not reached");
-                self.left(request, attempt, Tried::Unreachable, out);
-                self.fact(now, request, attempt, TurnFact::LegFailed(AbortReason::DecodeLost), out);
-            }
-            (Asked::Client, result) => self.on_client(now, &session, request, &result, out),
-            (Asked::Seed { .. }, Ok(message)) => crate::dispatch!(message, {
-                Accepted(_) => {},
-                LegFailed(f) => self.on_leg_failed(now, &f, out),
-            }),
-            (Asked::Seed { worker }, Err(error)) => {
-                tracing::info!(%worker, %error, "prefill worker not reached");
-                let reason = AbortReason::PrefillLost;
-                self.on_leg_failed(
-                    now,
-                    &LegFailed {
-                        request,
-                        attempt,
-                        reason,
-                    },
-                    out,
-                );
-            }
-        }
-    }
-
-    /// A D has taken, or promised room to, a turn that is over or is tried elsewhere by now: it gets that back at once, not at
-    /// its deadline. Of a session that has another owner by now, that one takes it over.
-    fn give_back(
-        &self,
-        request: RequestId,
-        attempt: u64,
-        session: &SessionId,
-        worker: &WorkerId,
-        answer: &Message,
-        out: &mut Effects,
-    ) {
-        let refused = wire::decode::<Reject>(&answer.payload).is_ok();
-        if refused || !self.owned.contains_key(&shard_of(session)) {
-            return;
-        }
-        let abort = Abort {
-            request,
-            attempt,
-            epoch: self.epoch_of(session),
-            reason: AbortReason::PartnerFailed,
-        };
-        out.publish(self.subjects.worker(Kind::Decode, worker, "abort").as_str(), &abort);
-    }
-
-    /// Asks the bus whether the gateways of all running turns are there. They do not answer: that nobody listens is known at
-    /// once, and silence means that somebody does.
-    fn look_for_clients(&mut self, now: Micros, out: &mut Effects) {
-        if now < self.next_look {
-            return;
-        }
-        self.next_look = now.plus(CLIENT_LOOK);
-        let looks = self
-            .turns
-            .iter()
-            .map(|(r, t)| (*r, t.submit.session.clone(), t.submit.stream.clone()));
-        for (request, session, stream) in looks.collect::<Vec<_>>() {
-            self.next_token += 1;
-            let probe = Probe { nonce: self.next_token };
-            if out.request_at(self.next_token, stream, &probe, ANSWER_PATIENCE) {
-                let (attempt, asked) = (0, Asked::Client);
-                let pending = Pending {
-                    request,
-                    attempt,
-                    session,
-                    asked,
-                };
-                self.pending.insert(self.next_token, pending);
-            }
-        }
-    }
-
-    fn on_client(
-        &mut self,
-        now: Micros,
-        session: &SessionId,
-        request: RequestId,
-        result: &Result<Message, BusError>,
-        out: &mut Effects,
-    ) {
-        let Some(turn) = self.turns.get_mut(&request) else {
-            return;
-        };
-        turn.unheard = match result {
-            Err(BusError::NoResponders { .. }) => turn.unheard + 1,
-            _ => 0,
-        };
-        if turn.unheard >= CLIENT_MISSES_MAX {
-            tracing::info!(%request, "its gateway is gone: the turn is cancelled");
-            self.step(now, session, Fact::Cancelled(request), out);
-        }
     }
 
     fn on_local(&mut self, now: Micros, local: Local, out: &mut Effects) {

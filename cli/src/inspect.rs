@@ -153,8 +153,12 @@ impl Tools {
     /// `session show`.
     pub fn session(&mut self, id: &str) -> anyhow::Result<Value> {
         let session = SessionId::new(id)?;
-        self.ask(|s| s.session(&session, "inspect"), b"")
-            .with_context(|| format!("session {id} (shard {}) is not known", shard_of(&session)))
+        self.ask(|s| s.session(&session, "inspect"), b"").with_context(|| {
+            format!(
+                "session {id} (shard {}) is not known; `pinion session ls` lists those that are",
+                shard_of(&session)
+            )
+        })
     }
 
     /// Prints events until Ctrl-C, or until `seconds` have passed.
