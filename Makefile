@@ -27,4 +27,4 @@ check:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --quiet
-	cargo test --quiet -p pinion-tests --test walls --test dependencies
+	cargo test --quiet -p pinion-tests --test walls --test dependencies --test docs

@@ -87,7 +87,7 @@ struct View<'a> {
 
 #[derive(Serialize)]
 struct TurnView<'a> {
-    request: String,
+    request: RequestId,
     session: &'a SessionId,
     turn: u32,
     attempt: u64,
@@ -270,7 +270,7 @@ impl<E: Engine> Decode<E> {
         };
         let attempt = turn.run.attempt;
         if ok {
-            let prompt = turn.run.tokens.len() as u32 - turn.run.already_sent;
+            let prompt = run::prompt_tokens(&turn.run) as u32;
             let done = Completed {
                 request,
                 attempt,
@@ -313,7 +313,7 @@ impl<E: Engine> Decode<E> {
         self.step(now, Fact::Pressure(self.pause_millis), None, out);
         let subject = self.subjects.event(Kind::Decode, self.config.worker.as_str());
         out.publish(
-            subject.as_str(),
+            subject,
             &Heartbeat {
                 worker: self.config.worker.clone(),
                 epoch: self.config.epoch,
@@ -331,7 +331,7 @@ impl<E: Engine> Decode<E> {
 
     fn view(&self) -> View<'_> {
         let turns = self.turns.iter().map(|(request, t)| TurnView {
-            request: request.to_string(),
+            request: *request,
             session: &t.run.session,
             turn: t.run.turn.0,
             attempt: t.run.attempt,

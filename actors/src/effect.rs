@@ -130,8 +130,6 @@ pub enum Effect {
     Respond(Message, Bytes),
     /// Listen to a subject from now on.
     Subscribe(String),
-    /// Stop listening.
-    Unsubscribe(String),
     /// Tell another actor of this process.
     Tell(String, Local),
     /// Write to the key-value bucket. Writes of one key keep their order, and one that a newer makes needless may be left out.
@@ -148,46 +146,34 @@ pub enum Effect {
     },
 }
 
+/// A message that can be sent.
+pub trait Body: Schema + for<'a> rkyv::Serialize<HighSerializer<AlignedVec, ArenaHandle<'a>, rancor::Error>> {}
+
+impl<T> Body for T where T: Schema + for<'a> rkyv::Serialize<HighSerializer<AlignedVec, ArenaHandle<'a>, rancor::Error>> {}
+
 /// The effects of one step, in the order in which they are to be performed.
 #[derive(Debug, Default)]
 pub struct Effects(pub Vec<Effect>);
 
 impl Effects {
     /// Encodes and publishes. A message that cannot be encoded is a bug or too large for the bus; it is logged and dropped.
-    pub fn publish<T>(&mut self, subject: impl Into<String>, message: &T)
-    where
-        T: Schema + for<'a> rkyv::Serialize<HighSerializer<AlignedVec, ArenaHandle<'a>, rancor::Error>>,
-    {
+    pub fn publish(&mut self, subject: impl Into<String>, message: &impl Body) {
         if let Some(payload) = encoded(message) {
             self.0.push(Effect::Publish(subject.into(), payload));
         }
     }
 
     /// Encodes and answers.
-    pub fn respond<T>(&mut self, to: &Message, message: &T)
-    where
-        T: Schema + for<'a> rkyv::Serialize<HighSerializer<AlignedVec, ArenaHandle<'a>, rancor::Error>>,
-    {
+    pub fn respond(&mut self, to: &Message, message: &impl Body) {
         if let Some(payload) = encoded(message) {
             self.0.push(Effect::Respond(to.clone(), payload));
         }
     }
 
     /// Encodes and asks. Returns whether it could be encoded.
-    pub fn request<T>(&mut self, token: u64, subject: &Subject, message: &T, deadline: Micros) -> bool
-    where
-        T: Schema + for<'a> rkyv::Serialize<HighSerializer<AlignedVec, ArenaHandle<'a>, rancor::Error>>,
-    {
-        self.request_at(token, subject.as_str().to_owned(), message, deadline)
-    }
-
-    /// The same, on a subject that came with a message.
-    pub fn request_at<T>(&mut self, token: u64, subject: String, message: &T, deadline: Micros) -> bool
-    where
-        T: Schema + for<'a> rkyv::Serialize<HighSerializer<AlignedVec, ArenaHandle<'a>, rancor::Error>>,
-    {
+    pub fn request(&mut self, token: u64, subject: impl Into<String>, message: &impl Body, deadline: Micros) -> bool {
         let Some(payload) = encoded(message) else { return false };
-        let deadline = Duration::from_micros(deadline.0);
+        let (subject, deadline) = (subject.into(), Duration::from_micros(deadline.0));
         self.0.push(Effect::Request {
             token,
             subject,
@@ -225,10 +211,7 @@ impl Effects {
     }
 }
 
-fn encoded<T>(message: &T) -> Option<Bytes>
-where
-    T: Schema + for<'a> rkyv::Serialize<HighSerializer<AlignedVec, ArenaHandle<'a>, rancor::Error>>,
-{
+fn encoded<T: Body>(message: &T) -> Option<Bytes> {
     match wire::encode(message) {
         Ok(bytes) => Some(bytes.into()),
         Err(error) => {

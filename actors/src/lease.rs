@@ -13,9 +13,8 @@ use crate::sessions::SESSIONS;
 use crate::shell::Context;
 use futures::future::join_all;
 use pinion_bus::BusError;
-use pinion_schemas::shard::{SHARDS, lease_key};
+use pinion_schemas::shard::{Lease, SHARDS, lease_key};
 use pinion_schemas::{Epoch, WorkerId};
-use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -35,15 +34,6 @@ const CHECK: Duration = Duration::from_millis(200);
 const HAND_OVERS: usize = 4;
 /// Keys of the nodes that are there.
 const MEMBER: &str = "control.";
-
-/// Value of a lease's key, in JSON. Without an owner (an empty name) it is free.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lease {
-    /// The control node.
-    pub owner: String,
-    /// Its epoch.
-    pub epoch: u64,
-}
 
 /// What the keeper knows of one shard.
 #[derive(Clone, Copy)]
@@ -67,6 +57,8 @@ struct Member {
 /// Keeps the leases of one node.
 pub struct Keeper {
     control: WorkerId,
+    /// The key that says that this node is here.
+    member: String,
     birth: Epoch,
     context: Context,
     members: BTreeMap<String, Member>,
@@ -79,6 +71,7 @@ impl Keeper {
     /// A keeper for `control`, whose life `birth` is: milliseconds of the wall clock at [`Context::origin`].
     pub fn new(control: WorkerId, birth: Epoch, context: Context) -> Self {
         Self {
+            member: format!("{MEMBER}{control}"),
             control,
             birth,
             context,
@@ -106,12 +99,13 @@ impl Keeper {
                 next_round = Instant::now() + RENEW;
                 self.announce().await;
                 self.round(&mut shards).await;
+            } else {
+                // What another node is handing over should not wait for the next round: turns wait for it.
+                let awaited = shards
+                    .iter_mut()
+                    .filter(|s| s.ours.is_none() && self.prefers_us(s.number));
+                join_all(awaited.map(|shard| self.look(shard, false))).await;
             }
-            // What another node is handing over should not wait for the next round: turns wait for it.
-            let awaited = shards
-                .iter_mut()
-                .filter(|s| s.ours.is_none() && self.prefers_us(s.number));
-            join_all(awaited.map(|shard| self.look(shard, false))).await;
             self.give_up_late(&mut shards);
             tokio::select! {
                 biased; // or a simulation would not repeat itself
@@ -134,7 +128,7 @@ impl Keeper {
         };
         self.failed += 1;
         // The third, the sixth, the twelfth: a store that is restarted is not worth a word.
-        if self.failed >= 3 && (self.failed / 3).is_power_of_two() && self.failed.is_multiple_of(3) {
+        if self.failed.is_multiple_of(3) && (self.failed / 3).is_power_of_two() {
             tracing::warn!(%error, "the key-value store cannot be used: without it this node owns no session");
         }
     }
@@ -161,14 +155,13 @@ impl Keeper {
 
     /// Says that this node is here, and sees who else is.
     async fn look_around(&mut self) -> Result<(), BusError> {
-        let bus = &self.context.bus;
-        let key = format!("{MEMBER}{}", self.control);
+        let (bus, key) = (&self.context.bus, &self.member);
         let value = bytes::Bytes::from(self.birth.0.to_string());
         let written = match self.member_revision {
-            Some(revision) => bus.kv_update(&key, value, revision).await,
-            None => match bus.kv_get(&key).await? {
-                Some(entry) => bus.kv_update(&key, value, entry.revision).await,
-                None => bus.kv_create(&key, value).await,
+            Some(revision) => bus.kv_update(key, value, revision).await,
+            None => match bus.kv_get(key).await? {
+                Some(entry) => bus.kv_update(key, value, entry.revision).await,
+                None => bus.kv_create(key, value).await,
             },
         };
         self.member_revision = written.as_ref().ok().copied();
@@ -192,15 +185,15 @@ impl Keeper {
     /// just now is waited for: it may be restarting again and again.
     fn prefers_us(&self, shard: u16) -> bool {
         let weight = |name: &str| xxhash_rust::xxh3::xxh3_64_with_seed(name.as_bytes(), u64::from(shard));
-        let us = format!("{MEMBER}{}", self.control);
+        let us = self.member.as_str();
         let now = Instant::now();
         let there = self.members.iter().filter(|(name, m)| {
             let alive = now.duration_since(m.changed) < LEASE;
             let settled = now.duration_since(m.first) >= LEASE || now.duration_since(self.context.origin) < LEASE;
-            **name != us && alive && settled
+            *name != us && alive && settled
         });
         let best = there.map(|(name, _)| (weight(name), name.as_str())).max();
-        best.is_none_or(|best| (weight(&us), us.as_str()) > best)
+        best.is_none_or(|best| (weight(us), us) > best)
     }
 
     async fn tend(&self, shard: &mut Shard, hand_over: bool) -> Result<(), BusError> {
@@ -229,7 +222,7 @@ impl Keeper {
         let ran_out = now.duration_since(shard.since) > LEASE;
         if ran_out || free && self.prefers_us(shard.number) {
             let wall = Epoch(self.birth.0 + self.context.now().as_millis());
-            let epoch = wall.max(Epoch(lease.map_or(0, |l| l.epoch)).next());
+            let epoch = wall.max(lease.map_or(Epoch(0), |l| l.epoch).next());
             self.write(shard, self.control.as_str(), epoch).await?;
             self.tell(shard.number, Some(epoch));
         }
@@ -241,7 +234,7 @@ impl Keeper {
         let begun = Instant::now();
         let lease = Lease {
             owner: owner.to_owned(),
-            epoch: epoch.0,
+            epoch,
         };
         // A struct of a string and a number always has a JSON form.
         let value = serde_json::to_vec(&lease).unwrap_or_default().into();
@@ -277,9 +270,8 @@ impl Keeper {
         let mine = shards.iter_mut().filter_map(|s| s.ours.map(|(epoch, _)| (s, epoch)));
         let frees = mine.map(|(shard, epoch)| timeout(LOOK, self.free(shard, epoch)));
         join_all(frees).await;
-        let key = format!("{MEMBER}{}", self.control);
         // What is left of either is noticed by its age.
-        let _ = timeout(LOOK, self.context.bus.kv_delete(&key, None)).await;
+        let _ = timeout(LOOK, self.context.bus.kv_delete(&self.member, None)).await;
     }
 
     fn tell(&self, shard: u16, epoch: Option<Epoch>) {

@@ -84,7 +84,7 @@ struct View<'a> {
 
 #[derive(Serialize)]
 struct SeedView<'a> {
-    request: String,
+    request: RequestId,
     session: &'a SessionId,
     attempt: u64,
     decode: &'a WorkerId,
@@ -293,7 +293,7 @@ impl<E: Engine> Prefill<E> {
         };
         let subject = self.subjects.worker(Kind::Decode, &work.seed.decode, "pages");
         self.next_token += 1;
-        let sent = out.request(self.next_token, &subject, pages, ACK_PATIENCE);
+        let sent = out.request(self.next_token, subject, pages, ACK_PATIENCE);
         work.stage = Stage::Acking {
             moved: pages.names.len() as u32,
             computed: *computed,
@@ -331,7 +331,7 @@ impl<E: Engine> Prefill<E> {
     fn heartbeat(&mut self, now: Micros, out: &mut Effects) {
         let subject = self.subjects.event(Kind::Prefill, self.config.worker.as_str());
         out.publish(
-            subject.as_str(),
+            subject,
             &Heartbeat {
                 worker: self.config.worker.clone(),
                 epoch: self.config.epoch,
@@ -358,7 +358,7 @@ impl<E: Engine> Prefill<E> {
 
     fn view(&self) -> View<'_> {
         let seeds = self.work.iter().map(|(request, w)| SeedView {
-            request: request.to_string(),
+            request: *request,
             session: &w.seed.session,
             attempt: w.seed.attempt,
             decode: &w.seed.decode,

@@ -262,7 +262,7 @@ impl Router {
         }
         self.next_token += 1;
         let subject = self.subjects.worker(kind, worker, "snapshot");
-        out.request(self.next_token, &subject, &SnapshotAsk { skip }, SNAPSHOT_PATIENCE);
+        out.request(self.next_token, subject, &SnapshotAsk { skip }, SNAPSHOT_PATIENCE);
         let worker = worker.clone();
         self.asked.insert(
             self.next_token,
@@ -408,21 +408,20 @@ impl Router {
                 }
                 return;
             }
-            Tried::Rejected(pause_millis) => {
-                let jitter = self.jitter() % 1_000;
-                self.pauses.hinted(now, worker, pause_millis, jitter);
-            }
-            Tried::Hinted(pause_millis) => {
-                let jitter = self.jitter() % 1_000;
-                self.pauses.hinted(now, worker, pause_millis, jitter);
-                return;
-            }
+            Tried::Rejected(pause_millis) => self.hinted(now, worker, pause_millis),
+            Tried::Hinted(pause_millis) => return self.hinted(now, worker, pause_millis),
             Tried::Unreachable => self.probe(worker, out),
             Tried::Ended => {}
         }
         if let Some(w) = self.workers.get_mut(worker) {
             w.inflight = w.inflight.saturating_sub(1);
         }
+    }
+
+    /// A D asks for a pause.
+    fn hinted(&mut self, now: Micros, worker: &WorkerId, pause_millis: u32) {
+        let jitter = self.jitter() % 1_000;
+        self.pauses.hinted(now, worker, pause_millis, jitter);
     }
 
     fn probe(&mut self, worker: &WorkerId, out: &mut Effects) {
@@ -434,7 +433,7 @@ impl Router {
         let subject = self.subjects.worker(kind, worker, "probe");
         out.request(
             self.next_token,
-            &subject,
+            subject,
             &Probe { nonce: self.next_token },
             PROBE_PATIENCE,
         );

@@ -247,10 +247,10 @@ impl Sessions {
     /// Begins to hold a session: asks the store for what its last owner left there.
     fn open(&mut self, now: Micros, session: &SessionId, epoch: Epoch, out: &mut Effects) {
         while self.held.len() >= SESSIONS_MAX {
-            let Some((_, longest_idle)) = self.idle.pop_first() else {
+            let Some((_, longest_idle)) = self.idle.first().cloned() else {
                 break;
             };
-            self.held.remove(&longest_idle);
+            self.forget(&longest_idle);
         }
         let entry = Entry {
             machine: Session::new(epoch),
@@ -328,6 +328,11 @@ impl Sessions {
             let outcome = Outcome::Failed(AbortReason::Superseded);
             self.finish(now, session, turn.request, outcome, out);
         }
+        self.forget(session);
+    }
+
+    /// Drops all that is kept of a session here.
+    fn forget(&mut self, session: &SessionId) {
         if let Some(entry) = self.held.remove(session) {
             self.idle.remove(&(entry.last_used, session.clone()));
             if let Some(due) = entry.due {
@@ -399,15 +404,7 @@ impl Sessions {
             if seeding {
                 let attempt = self.held.get(&session).and_then(|e| e.machine.attempt(request));
                 if let Some(attempt) = attempt {
-                    self.on_leg_failed(
-                        now,
-                        &LegFailed {
-                            request,
-                            attempt,
-                            reason: AbortReason::PrefillLost,
-                        },
-                        out,
-                    );
+                    self.prefill_lost(now, request, attempt, out);
                 }
             } else {
                 self.step(now, &session, Fact::WorkerLost(worker.clone()), out);

@@ -250,11 +250,6 @@ impl<R: Role> State<R> {
                     old.abort();
                 }
             }
-            Effect::Unsubscribe(pattern) => {
-                if let Some(task) = self.subscriptions.remove(&pattern) {
-                    task.abort();
-                }
-            }
             Effect::Tell(name, local) => self.context.directory.tell(&name, local),
             Effect::Get { token, key, deadline } => {
                 let (bus, myself) = (self.context.bus.clone(), myself.clone());

@@ -5,11 +5,11 @@ use anyhow::{Context as _, bail};
 use bytes::Bytes;
 use pinion_bus::nats::NatsBus;
 use pinion_bus::{Bus, Headers};
-use pinion_schemas::shard::{SHARDS, lease_key, shard_of};
+use pinion_schemas::shard::{Lease, SHARDS, lease_key, shard_of};
 use pinion_schemas::subject::{Kind, Subject, Subjects};
 use pinion_schemas::{SessionId, WorkerId};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
@@ -59,7 +59,7 @@ impl Tools {
     }
 
     /// Owner of each shard.
-    fn owners(&mut self) -> anyhow::Result<BTreeMap<u16, String>> {
+    fn owners(&mut self) -> anyhow::Result<BTreeMap<u16, WorkerId>> {
         let (runtime, bus, _) = self.connected()?;
         runtime.block_on(async {
             let mut owners = BTreeMap::new();
@@ -67,10 +67,8 @@ impl Tools {
                 let Some(entry) = bus.kv_get(&lease_key(shard)).await? else {
                     continue;
                 };
-                let lease: Value = serde_json::from_slice(&entry.value)?;
-                if let Some(owner) = lease["owner"].as_str() {
-                    owners.insert(shard, owner.to_owned());
-                }
+                let lease: Lease = serde_json::from_slice(&entry.value)?;
+                owners.extend(lease.holder().map(|owner| (shard, owner)));
             }
             Ok(owners)
         })
@@ -82,13 +80,8 @@ impl Tools {
     }
 
     fn controls(&mut self) -> anyhow::Result<Vec<WorkerId>> {
-        let mut names: Vec<String> = self.owners()?.into_values().collect();
-        names.sort();
-        names.dedup();
-        names
-            .into_iter()
-            .map(|n| WorkerId::new(n).context("a lease names no valid owner"))
-            .collect()
+        let names: BTreeSet<WorkerId> = self.owners()?.into_values().collect();
+        Ok(names.into_iter().collect())
     }
 
     /// What the router of some control node knows of all workers.

@@ -3,7 +3,7 @@
 use crate::config::Config;
 use anyhow::{Context as _, bail};
 use pinion_schemas::limits::MESSAGE_BYTES_MAX;
-use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -79,25 +79,19 @@ impl State {
 impl Process {
     /// Whether it runs, and is still the process that was started: numbers are used again.
     fn runs(&self) -> bool {
-        let Ok(words) = fs::read(format!("/proc/{}/cmdline", self.pid)) else {
+        let proc = PathBuf::from(format!("/proc/{}", self.pid));
+        let Ok(words) = fs::read(proc.join("cmdline")) else {
             return false;
         };
+        if words.is_empty() {
+            // Ended and not waited for, or so young that its command line is not there yet.
+            let stat = fs::read_to_string(proc.join("stat")).unwrap_or_default();
+            let state = stat.rsplit(')').next().unwrap_or_default().trim_start();
+            return !state.is_empty() && !state.starts_with(['Z', 'X']);
+        }
         let same = words.strip_suffix(b"\0").unwrap_or(&words).split(|b| *b == 0);
-        same.eq(self.command.iter().map(String::as_bytes)) && alive(self.pid)
+        same.eq(self.command.iter().map(String::as_bytes))
     }
-}
-
-fn alive(pid: i32) -> bool {
-    Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid).is_ok()) && !zombie(pid)
-}
-
-/// A child that ended but was not waited for still has its number.
-fn zombie(pid: i32) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        stat.rsplit(')')
-            .next()
-            .is_some_and(|rest| rest.trim_start().starts_with('Z'))
-    })
 }
 
 fn start(dir: &Path, name: &str, command: &[String]) -> anyhow::Result<Process> {
@@ -164,7 +158,7 @@ fn start_all(config: &mut Config, plan: &Plan, state: &mut State) -> anyhow::Res
     if let Some(url) = &plan.nats {
         config.nats.urls = vec![url.clone()];
     } else {
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port().context("no port is free for nats-server: give --nats URL")?;
         let store = dir.join("nats");
         let file = dir.join("nats.conf");
         let text = format!(
@@ -200,6 +194,14 @@ fn start_all(config: &mut Config, plan: &Plan, state: &mut State) -> anyhow::Res
         role(format!("decode-{i}"), &["agent", "--role", "decode"])?;
     }
     role("gateway-0".into(), &["gateway"])
+}
+
+/// A port below those that the system gives to outgoing connections, so that none takes it while the server restarts.
+fn free_port() -> Option<u16> {
+    let first = std::process::id() % 10_000;
+    (0..10_000)
+        .filter_map(|i| u16::try_from(20_000 + (first + i) % 10_000).ok())
+        .find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok())
 }
 
 /// Waits until the gateway answers and the router knows every worker.

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use pinion_bus::{Bus, BusError};
-use pinion_schemas::shard::{SHARDS, lease_key, shard_of};
+use pinion_schemas::shard::{Lease, SHARDS, lease_key, shard_of};
 use pinion_schemas::{SessionId, WorkerId};
 use tokio::time::Instant;
 
@@ -33,11 +33,6 @@ struct Shard {
 pub struct LeaseOwners {
     bus: Arc<dyn Bus>,
     shards: Vec<Shard>,
-}
-
-#[derive(serde::Deserialize)]
-struct Lease {
-    owner: String,
 }
 
 impl LeaseOwners {
@@ -74,8 +69,7 @@ impl Owners for LeaseOwners {
             if let Err(error) = &lease {
                 tracing::warn!(key = entry.key, %error, "unreadable lease");
             }
-            // An empty name: between two owners.
-            WorkerId::new(lease.ok()?.owner).ok()
+            lease.ok()?.holder()
         });
         *shard.known.lock().unwrap_or_else(PoisonError::into_inner) = owner;
         Ok(())

@@ -43,6 +43,17 @@ impl Micros {
     pub const fn plus(self, span: Self) -> Self {
         Self(self.0.saturating_add(span.0))
     }
+    /// How long `amount` takes at `per_second`, rounded up; a rate of 0 counts as 1, and what overflows is the longest span.
+    pub fn for_amount(amount: u128, per_second: u64) -> Self {
+        let rate = per_second.max(1);
+        // The usual amounts fit into 64 bits, and a route decision asks this twice for every worker.
+        let small = u64::try_from(amount).ok().and_then(|a| a.checked_mul(1_000_000));
+        if let Some(scaled) = small {
+            return Self(scaled.div_ceil(rate));
+        }
+        let micros = amount.saturating_mul(1_000_000).div_ceil(u128::from(rate));
+        Self(u64::try_from(micros).unwrap_or(u64::MAX))
+    }
     /// The span from `earlier` to here, zero if `earlier` lies in the future (a clock may jump).
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {

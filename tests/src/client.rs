@@ -1,7 +1,7 @@
 //! A client that checks what it gets: every token, as it comes, against what the simulated engine must write.
 
 use futures::StreamExt as _;
-use pinion_gpu_agent::engine::sim::ContextHash;
+use pinion_gpu_agent::engine::sim::continuation;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,14 +12,7 @@ pub const VOCAB: u32 = 50_000;
 
 /// What the engine must write after `context`, computed without any engine.
 pub fn expected(context: &[u32], n: usize) -> Vec<u32> {
-    let mut hash = ContextHash::default();
-    hash.extend(context);
-    let next = || {
-        let token = hash.next_token(VOCAB);
-        hash.push(token);
-        Some(token)
-    };
-    std::iter::from_fn(next).take(n).collect()
+    continuation(context, n, VOCAB)
 }
 
 /// Tokens that no two sessions share.

@@ -1,6 +1,6 @@
 //! A cluster of real processes in a folder of its own, and the means to break it.
 
-use crate::{eventually, free_port};
+use crate::{SOON, eventually, free_port};
 use bytes::Bytes;
 use pinion_bus::nats::{NatsBus, NatsOptions};
 use pinion_bus::{Bus as _, Headers};
@@ -243,8 +243,7 @@ impl Cluster {
     /// # Panics
     /// If there is none of that name.
     pub fn kill(&self, name: &str) -> Instant {
-        let pid = self.pids()[name];
-        kill_process(Pid::from_raw(pid).expect("a pid"), Signal::KILL).expect("cannot kill");
+        let pid = self.signal(name, Signal::KILL);
         let at = Instant::now();
         while alive(pid) {
             std::thread::sleep(Duration::from_millis(1));
@@ -293,25 +292,24 @@ impl Cluster {
         fs::write(self.folder.0.join("state.json"), state.to_string()).expect("cannot write the state");
     }
 
+    /// Starts another role, with a configuration file of this cluster's folder.
+    fn role(&mut self, name: &str, config: &str, words: &[&str]) {
+        let (binary, config) = (pinion().display().to_string(), self.folder.0.join(config));
+        let config = config.display().to_string();
+        let command = [&[&binary, "--config", &config][..], words, &["--id", name]].concat();
+        let command: Vec<String> = command.into_iter().map(str::to_owned).collect();
+        self.spawn(name, &command);
+    }
+
     /// Adds a decode worker. It is not waited for.
     pub fn join(&mut self, name: &str) {
-        let config = self.folder.0.join("pinion.toml").display().to_string();
-        let words = ["--config", &config, "agent", "--role", "decode", "--id", name];
-        let command: Vec<String> = std::iter::once(pinion().display().to_string())
-            .chain(words.map(str::to_owned))
-            .collect();
-        self.spawn(name, &command);
+        self.role(name, "pinion.toml", &["agent", "--role", "decode"]);
         self.workers.push((Kind::Decode, name.to_owned()));
     }
 
     /// Adds a control node. It is not waited for.
     pub fn join_control(&mut self, name: &str) {
-        let config = self.folder.0.join("pinion.toml").display().to_string();
-        let words = ["--config", &config, "control", "--id", name];
-        let command: Vec<String> = std::iter::once(pinion().display().to_string())
-            .chain(words.map(str::to_owned))
-            .collect();
-        self.spawn(name, &command);
+        self.role(name, "pinion.toml", &["control"]);
         self.controls.push(name.to_owned());
     }
 
@@ -320,8 +318,13 @@ impl Cluster {
     /// # Panics
     /// If there is none of that name.
     pub fn terminate(&self, name: &str) {
+        self.signal(name, Signal::TERM);
+    }
+
+    fn signal(&self, name: &str, signal: Signal) -> i32 {
         let pid = self.pids()[name];
-        kill_process(Pid::from_raw(pid).expect("a pid"), Signal::TERM).expect("cannot signal");
+        kill_process(Pid::from_raw(pid).expect("a pid"), signal).expect("cannot signal");
+        pid
     }
 
     /// Deletes everything in the store, as a `JetStream` server without its disk would. Returns how many keys that were.
@@ -349,12 +352,8 @@ impl Cluster {
         let mut config: toml::Table = text.parse().expect("unreadable configuration");
         config["nats"]["urls"] = vec![format!("nats://127.0.0.1:{nats_port}")].into();
         config["gateway"]["listen"] = format!("127.0.0.1:{port}").into();
-        let file = self.folder.file("gateway-1.toml", &config.to_string());
-        let words = ["--config", &file, "gateway", "--id", "gateway-1"];
-        let command: Vec<String> = std::iter::once(pinion().display().to_string())
-            .chain(words.map(str::to_owned))
-            .collect();
-        self.spawn("gateway-1", &command);
+        self.folder.file("gateway-1.toml", &config.to_string());
+        self.role("gateway-1", "gateway-1.toml", &["gateway"]);
         let url = format!("http://127.0.0.1:{port}");
         let health = format!("{url}/health");
         eventually("the second gateway serves", PATIENCE, || async {
@@ -420,6 +419,17 @@ impl Cluster {
             busy: t["running"] == true || t["stage"] == "computing",
         })
         .collect()
+    }
+
+    /// Waits until a worker works for a turn.
+    ///
+    /// # Panics
+    /// If it does not soon.
+    pub async fn until_busy(&self, name: &str) {
+        eventually("a worker is busy", SOON, || async {
+            self.held(name).await.iter().any(|h| h.busy).then_some(())
+        })
+        .await;
     }
 
     /// Names of all workers of a kind.

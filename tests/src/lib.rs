@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod proxy;
 
 use std::future::Future;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,11 +42,37 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(what: &str, patience: 
     }
 }
 
-/// A port of this machine that nobody listens on.
+/// What `cargo metadata` says of this workspace.
+///
+/// # Panics
+/// If it says nothing.
+pub fn cargo_metadata(more: &[&str]) -> serde_json::Value {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
+    let run = std::process::Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--manifest-path", manifest])
+        .args(more)
+        .output()
+        .expect("cargo does not run");
+    assert!(
+        run.status.success(),
+        "cargo metadata: {}",
+        String::from_utf8_lossy(&run.stderr)
+    );
+    serde_json::from_slice(&run.stdout).expect("cargo metadata is JSON")
+}
+
+/// A port of this machine that nobody listens on, below those that the system gives to outgoing connections: one of them
+/// would take it before the server of the test does.
 ///
 /// # Panics
 /// If there is none.
 pub fn free_port() -> u16 {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("no free port");
-    listener.local_addr().expect("no address").port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id() * 61;
+    (0..2_000)
+        .map(|_| 10_000 + (first + NEXT.fetch_add(1, Ordering::Relaxed)) % 10_000)
+        .filter_map(|port| u16::try_from(port).ok())
+        .find(|port| std::net::TcpListener::bind(("127.0.0.1", *port)).is_ok())
+        .expect("no free port")
 }

@@ -1,10 +1,9 @@
 //! No crate names a dependency that it does not use.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
-use serde_json::Value;
+use pinion_tests::cargo_metadata;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
 
 /// All Rust text below a folder.
 fn source(folder: &Path, text: &mut String) {
@@ -29,18 +28,7 @@ fn names(text: &str, crate_name: &str) -> bool {
 
 #[test]
 fn every_dependency_is_used() {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
-    let args = [
-        "metadata",
-        "--format-version",
-        "1",
-        "--no-deps",
-        "--manifest-path",
-        manifest,
-    ];
-    let run = Command::new(cargo).args(args).output().unwrap();
-    let metadata: Value = serde_json::from_slice(&run.stdout).unwrap();
+    let metadata = cargo_metadata(&["--no-deps"]);
     let packages = metadata["packages"].as_array().unwrap();
     assert!(packages.len() >= 9);
     let mut unused = Vec::new();

@@ -61,11 +61,7 @@ fn a_drain_moves_sessions_and_fails_no_turn_and_a_new_worker_gets_work() {
             let paths = turn_each(&mut talks, 100).await;
             (talks, paths)
         });
-        eventually("a turn runs on the worker that is to leave", SOON, || async {
-            let held = cluster.held(&leaves).await;
-            held.iter().any(|h| h.busy).then_some(())
-        })
-        .await;
+        cluster.until_busy(&leaves).await;
         let drained = cluster.pinion(&["worker", "drain", &leaves]);
         assert!(drained.status.success(), "{}", text(&drained));
         let (mut talks, paths) = running.await.unwrap();
@@ -163,11 +159,7 @@ fn a_store_that_loses_everything_costs_no_turn_and_no_seed() {
             let paths = turn_each(&mut talks, 100).await;
             (talks, paths)
         });
-        eventually("a turn runs", SOON, || async {
-            let held = cluster.held("decode-0").await;
-            held.iter().any(|h| h.busy).then_some(())
-        })
-        .await;
+        cluster.until_busy("decode-0").await;
         assert!(cluster.lose_store().await >= 64, "leases of all shards");
         let (mut talks, paths) = running.await.unwrap();
         assert!(paths.iter().all(|p| p == "direct"), "{paths:?}");
@@ -235,10 +227,7 @@ fn turns_of_a_killed_gateway_end_and_its_clients_next_one_need_not_wait_for_thei
         // 100 s of decoding.
         let mut ghost = Talk::new(&cluster.url, 1, 300);
         let running = tokio::spawn(async move { ghost.turn(10_000, 0).await });
-        eventually("the turn runs", SOON, || async {
-            cluster.held("decode-0").await.iter().any(|h| h.busy).then_some(())
-        })
-        .await;
+        cluster.until_busy("decode-0").await;
         cluster.kill("gateway-0");
         assert!(
             matches!(running.await.unwrap(), End::Wrong(_)),
@@ -254,10 +243,7 @@ fn turns_of_a_killed_gateway_end_and_its_clients_next_one_need_not_wait_for_thei
         // Told to end, it gives its turns up itself.
         let url = cluster.url.clone();
         let last = tokio::spawn(async move { Talk::new(&url, 2, 300).turn(10_000, 0).await });
-        eventually("the turn runs", SOON, || async {
-            cluster.held("decode-0").await.iter().any(|h| h.busy).then_some(())
-        })
-        .await;
+        cluster.until_busy("decode-0").await;
         cluster.terminate("gateway-0");
         let end = last.await.unwrap();
         assert!(
@@ -291,6 +277,16 @@ fn down_leaves_nothing_running() {
         let again = cluster.pinion(&["down"]);
         assert_eq!(again.status.code(), Some(1));
         assert!(text(&again).contains("pinion up"), "{}", text(&again));
+
+        // The leases of the one before are free, not owned: the next one is up only when it owns them.
+        let config = cluster.folder.0.join("start.toml").display().to_string();
+        let listen = cluster.url.trim_start_matches("http://");
+        let up = cluster.pinion(&["--config", &config, "up", "--decode", "1", "--listen", listen]);
+        assert!(up.status.success(), "{}", text(&up));
+        let workers = cluster.pinion(&["worker", "ls"]);
+        assert!(workers.status.success(), "{}", text(&workers));
+        assert!(matches!(talk.turn(5, 0).await, End::Completed { .. }));
+        assert!(cluster.pinion(&["down"]).status.success());
     });
 }
 

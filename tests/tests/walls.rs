@@ -1,8 +1,8 @@
 //! The dependency walls of design §3, read off `cargo metadata`.
 
+use pinion_tests::cargo_metadata;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
-use std::process::Command;
 
 /// Crates that must not reach into the decisions: runtimes, buses, actors, metrics, randomness, devices.
 const OUTSIDE: &[&str] = &["tokio", "async-nats", "ractor", "metrics", "rand", "ibverbs", "sideway"];
@@ -132,23 +132,7 @@ fn breaches(graph: &Graph) -> Vec<String> {
 
 #[test]
 fn the_walls_stand() {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../Cargo.toml");
-    let args = [
-        "metadata",
-        "--format-version",
-        "1",
-        "--locked",
-        "--manifest-path",
-        manifest,
-    ];
-    let run = Command::new(cargo).args(args).output().unwrap();
-    assert!(
-        run.status.success(),
-        "cargo metadata: {}",
-        String::from_utf8_lossy(&run.stderr)
-    );
-    let graph = graph(&serde_json::from_slice(&run.stdout).unwrap());
+    let graph = graph(&cargo_metadata(&["--locked"]));
     for pure in PURE {
         let id = graph.iter().find(|(_, p)| p.name == *pure && p.ours).map(|(id, _)| id);
         let reached = reach(&graph, id.unwrap_or_else(|| panic!("{pure} is no member")));

@@ -18,8 +18,8 @@ pub struct LinkModel {
 impl LinkModel {
     /// How long `bytes` keep the link busy, rounded up.
     pub fn time(&self, bytes: u64) -> Micros {
-        let micros = (u128::from(bytes) * 1_000_000).div_ceil(u128::from(self.bytes_per_sec.max(1)));
-        self.setup.plus(Micros(u64::try_from(micros).unwrap_or(u64::MAX)))
+        self.setup
+            .plus(Micros::for_amount(u128::from(bytes), self.bytes_per_sec))
     }
 }
 

@@ -221,8 +221,9 @@ pub fn ttft(request: &Request<'_>, c: &Candidate<'_>) -> Micros {
     let held_tokens = u64::from(held_pages) * u64::from(request.page_tokens);
     let missing_tokens = request.context_tokens.saturating_sub(held_tokens);
     let missing_bytes = u64::from(request.chain_pages - held_pages).saturating_mul(request.page_bytes);
-    let prefill = micros_for(c.queue_tokens.saturating_add(missing_tokens), c.prefill_tokens_per_s);
-    let transfer = micros_for(missing_bytes, c.link_bytes_per_s);
+    let waiting_tokens = c.queue_tokens.saturating_add(missing_tokens);
+    let prefill = Micros::for_amount(u128::from(waiting_tokens), c.prefill_tokens_per_s);
+    let transfer = Micros::for_amount(u128::from(missing_bytes), c.link_bytes_per_s);
     c.paused_until.since(request.now).plus(prefill).plus(transfer)
 }
 
@@ -234,15 +235,6 @@ pub fn floor_points(bonus: u32, assigned: u64, total_assigned: u64, workers: usi
     let total = u128::from(total_assigned);
     let deficit = total.saturating_sub(u128::from(assigned) * workers as u128);
     (u128::from(bonus) * deficit).checked_div(total).unwrap_or(0) as u64
-}
-
-fn micros_for(amount: u64, per_second: u64) -> Micros {
-    // The usual amounts fit, and this is asked twice for every worker of every decision.
-    if let Some(scaled) = amount.checked_mul(1_000_000) {
-        return Micros(scaled.div_ceil(per_second.max(1)));
-    }
-    let micros = (u128::from(amount) * 1_000_000).div_ceil(u128::from(per_second.max(1)));
-    Micros(u64::try_from(micros).unwrap_or(u64::MAX))
 }
 
 /// Smaller is better, from left to right.

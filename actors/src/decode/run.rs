@@ -15,9 +15,13 @@ impl Turn {
     }
 
     fn is_prompt_of(&self, run: &Run) -> bool {
-        let prompt = |run: &Run| run.tokens.len().saturating_sub(run.already_sent as usize);
-        prompt(&self.run) == prompt(run)
+        prompt_tokens(&self.run) == prompt_tokens(run)
     }
+}
+
+/// Tokens before the answer.
+pub(super) fn prompt_tokens(run: &Run) -> usize {
+    run.tokens.len().saturating_sub(run.already_sent as usize)
 }
 
 fn started(run: &Run, pause_millis: u32) -> Started {
@@ -129,7 +133,7 @@ impl<E: Engine> Decode<E> {
             class: run.class,
             deadline: now.plus(run.time_left),
         };
-        let answer = run.tokens[run.tokens.len().saturating_sub(run.already_sent as usize)..].to_vec();
+        let answer = run.tokens[prompt_tokens(&run)..].to_vec();
         let why = self
             .ledger
             .why_seeded(&ask, run.prefix_pages, run.pinned, run.prefix_changed);
@@ -159,7 +163,8 @@ impl<E: Engine> Decode<E> {
                     let to = message.filter(|_| asked == Some(request));
                     self.answer(now, request, decision, to, out);
                 }
-                Action::Start(request) => self.start_seeded(now, request, out),
+                // With its pages here it runs as if they had always been: its owner is told by a message of its own.
+                Action::Start(request) => self.answer(now, request, Decision::Direct, None, out),
                 Action::PermitExpired { request, permit } => {
                     if let Some(turn) = self.turns.remove(&request) {
                         let attempt = turn.run.attempt;
@@ -247,36 +252,6 @@ impl<E: Engine> Decode<E> {
                 });
                 self.turns.remove(&request);
             }
-        }
-    }
-
-    fn start_seeded(&mut self, now: Micros, request: RequestId, out: &mut Effects) {
-        let started = self.submit(now, request);
-        let Some(turn) = self.turns.get(&request) else { return };
-        let (attempt, pause_millis) = (turn.run.attempt, self.pause_millis);
-        if started {
-            let resident_pages = self.engine.resident(&turn.chain) as u32;
-            out.publish(
-                turn.run.notify.clone(),
-                &Started {
-                    request,
-                    attempt,
-                    resident_pages,
-                    pause_millis,
-                },
-            );
-        } else {
-            let reason = RejectReason::NoSpace;
-            out.publish(
-                turn.run.notify.clone(),
-                &Reject {
-                    request,
-                    attempt,
-                    reason,
-                    pause_millis,
-                },
-            );
-            self.end(now, request, out);
         }
     }
 

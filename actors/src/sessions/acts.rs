@@ -2,7 +2,7 @@
 
 use super::view::Said;
 use super::{ANSWER_PATIENCE, Asked, Pending, RETRY_AFTER_MILLIS, ROUTER, SESSIONS, Sessions, snapshot_key};
-use crate::effect::{Effect, Effects, Local, RouteAsk, Tried};
+use crate::effect::{Body, Effect, Effects, Local, RouteAsk, Tried};
 use bytes::Bytes;
 use pinion_core::session::{Action, Outcome, TurnFact};
 use pinion_schemas::messages::{Abort, Completed, Failed, Run, Seed};
@@ -101,16 +101,9 @@ impl Sessions {
         reason: AbortReason,
         out: &mut Effects,
     ) {
-        let epoch = self.epoch_of(session);
-        let abort = Abort {
-            request,
-            attempt,
-            epoch,
-            reason,
-        };
-        out.publish(self.subjects.worker(Kind::Decode, worker, "abort").as_str(), &abort);
+        self.send_abort(session, (request, attempt), reason, (Kind::Decode, worker), out);
         if let Some(prefill) = self.turns.get_mut(&request).and_then(|t| t.seeding_on.take()) {
-            out.publish(self.subjects.worker(Kind::Prefill, &prefill, "abort").as_str(), &abort);
+            self.send_abort(session, (request, attempt), reason, (Kind::Prefill, &prefill), out);
         }
         self.left(request, attempt, Tried::Ended, out);
         let said = Said {
@@ -120,6 +113,35 @@ impl Sessions {
             ..Said::of("aborted")
         };
         self.say(now, session, said, out);
+    }
+
+    /// Tells one worker to stop its leg.
+    pub(super) fn send_abort(
+        &self,
+        session: &SessionId,
+        (request, attempt): (RequestId, u64),
+        reason: AbortReason,
+        (kind, worker): (Kind, &WorkerId),
+        out: &mut Effects,
+    ) {
+        let epoch = self.epoch_of(session);
+        let abort = Abort {
+            request,
+            attempt,
+            epoch,
+            reason,
+        };
+        out.publish(self.subjects.worker(kind, worker, "abort"), &abort);
+    }
+
+    /// Sends a request whose answer comes to `on_reply` with what is kept of it. Returns whether it could be sent.
+    pub(super) fn ask(&mut self, subject: String, message: &impl Body, pending: Pending, out: &mut Effects) -> bool {
+        self.next_token += 1;
+        let sent = out.request(self.next_token, subject, message, ANSWER_PATIENCE);
+        if sent {
+            self.pending.insert(self.next_token, pending);
+        }
+        sent
     }
 
     /// The client asks about a turn that has ended.
@@ -178,18 +200,13 @@ impl Sessions {
             notify: self.notify.clone(),
         };
         let subject = self.subjects.worker(Kind::Decode, worker, "run");
-        self.next_token += 1;
-        if out.request(self.next_token, &subject, &run, ANSWER_PATIENCE) {
-            let asked = Asked::Run { worker: worker.clone() };
-            self.pending.insert(
-                self.next_token,
-                Pending {
-                    request,
-                    attempt,
-                    session: session.clone(),
-                    asked,
-                },
-            );
+        let pending = Pending {
+            request,
+            attempt,
+            session: session.clone(),
+            asked: Asked::Run { worker: worker.clone() },
+        };
+        if self.ask(subject.into(), &run, pending, out) {
             let what = Tried::Assigned;
             let before = self
                 .turns
@@ -242,21 +259,15 @@ impl Sessions {
         };
         turn.seeding_on = Some(prefill.clone());
         let subject = self.subjects.worker(Kind::Prefill, &prefill, "seed");
-        self.next_token += 1;
-        if out.request(self.next_token, &subject, &seed, ANSWER_PATIENCE) {
-            let asked = Asked::Seed {
+        let pending = Pending {
+            request,
+            attempt,
+            session: session.clone(),
+            asked: Asked::Seed {
                 worker: prefill.clone(),
-            };
-            self.pending.insert(
-                self.next_token,
-                Pending {
-                    request,
-                    attempt,
-                    session: session.clone(),
-                    asked,
-                },
-            );
-        }
+            },
+        };
+        self.ask(subject.into(), &seed, pending, out);
         let said = Said {
             request: Some(request),
             worker: Some(&prefill),

@@ -1,11 +1,11 @@
 //! What is said of turns under way: by workers, by the bus about requests, and by silence.
 
-use super::{ANSWER_PATIENCE, Asked, CLIENT_LOOK, CLIENT_MISSES_MAX, Pending, ROUTER, Sessions, view::Said};
+use super::{Asked, CLIENT_LOOK, CLIENT_MISSES_MAX, Pending, ROUTER, Sessions, view::Said};
 use crate::effect::{Effects, Local, Tried};
 use pinion_bus::{BusError, Message};
 use pinion_core::session::{Commit, Fact, TurnFact};
 use pinion_schemas::messages::{
-    Abort, Accepted, Completed, LegFailed, Permit, PermitExpired, PermitQueued, Probe, Reject, Started,
+    Accepted, Completed, LegFailed, Permit, PermitExpired, PermitQueued, Probe, Reject, Started,
 };
 use pinion_schemas::shard::shard_of;
 use pinion_schemas::subject::Kind;
@@ -36,7 +36,11 @@ impl Sessions {
 
     /// The promise has run out before the pages were there: that is the prefill worker's doing.
     pub(super) fn on_permit_expired(&mut self, now: Micros, expired: &PermitExpired, out: &mut Effects) {
-        let PermitExpired { request, attempt, .. } = *expired;
+        self.prefill_lost(now, expired.request, expired.attempt, out);
+    }
+
+    /// The leg on the prefill worker has failed, and nobody is there to say so.
+    pub(super) fn prefill_lost(&mut self, now: Micros, request: RequestId, attempt: u64, out: &mut Effects) {
         let reason = AbortReason::PrefillLost;
         let failed = LegFailed {
             request,
@@ -151,16 +155,7 @@ impl Sessions {
             }),
             (Asked::Seed { worker }, Err(error)) => {
                 tracing::info!(%worker, %error, "prefill worker not reached");
-                let reason = AbortReason::PrefillLost;
-                self.on_leg_failed(
-                    now,
-                    &LegFailed {
-                        request,
-                        attempt,
-                        reason,
-                    },
-                    out,
-                );
+                self.prefill_lost(now, request, attempt, out);
             }
         }
     }
@@ -180,13 +175,8 @@ impl Sessions {
         if refused || !self.owned.contains_key(&shard_of(session)) {
             return;
         }
-        let abort = Abort {
-            request,
-            attempt,
-            epoch: self.epoch_of(session),
-            reason: AbortReason::PartnerFailed,
-        };
-        out.publish(self.subjects.worker(Kind::Decode, worker, "abort").as_str(), &abort);
+        let reason = AbortReason::PartnerFailed;
+        self.send_abort(session, (request, attempt), reason, (Kind::Decode, worker), out);
     }
 
     /// Asks the bus whether the gateways of all running turns are there. They do not answer: that nobody listens is known at
@@ -201,18 +191,16 @@ impl Sessions {
             .iter()
             .map(|(r, t)| (*r, t.submit.session.clone(), t.submit.stream.clone()));
         for (request, session, stream) in looks.collect::<Vec<_>>() {
-            self.next_token += 1;
-            let probe = Probe { nonce: self.next_token };
-            if out.request_at(self.next_token, stream, &probe, ANSWER_PATIENCE) {
-                let (attempt, asked) = (0, Asked::Client);
-                let pending = Pending {
-                    request,
-                    attempt,
-                    session,
-                    asked,
-                };
-                self.pending.insert(self.next_token, pending);
-            }
+            let probe = Probe {
+                nonce: request.0 as u64,
+            };
+            let pending = Pending {
+                request,
+                attempt: 0,
+                session,
+                asked: Asked::Client,
+            };
+            self.ask(stream, &probe, pending, out);
         }
     }
 

@@ -19,20 +19,17 @@ struct View<'a, S: Serialize> {
 struct Event<'a> {
     session: &'a SessionId,
     at_micros: u64,
-    request: Option<String>,
-    what: &'a str,
-    worker: Option<&'a WorkerId>,
-    detail: Option<&'a str>,
-    why: Option<&'a str>,
+    #[serde(flatten)]
+    said: Said<'a>,
 }
 
 /// Something that happened to a session, as its event tells it.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Said<'a> {
-    /// In a word.
-    pub what: &'static str,
     /// The turn.
     pub request: Option<RequestId>,
+    /// In a word.
+    pub what: &'static str,
     /// The worker that had to do with it.
     pub worker: Option<&'a WorkerId>,
     /// Label of the path or of the reason.
@@ -102,11 +99,7 @@ impl Sessions {
         let event = Event {
             session,
             at_micros: now.0,
-            request: said.request.map(|r| r.to_string()),
-            what: said.what,
-            worker: said.worker,
-            detail: said.detail,
-            why: said.why,
+            said,
         };
         out.event(&subject, &event);
     }

@@ -8,7 +8,7 @@ use pinion_actors::{Engine, Role};
 use pinion_bus::sim::{Faults, SimNet};
 use pinion_bus::{Bus, Headers};
 use pinion_core::route;
-use pinion_gpu_agent::engine::sim::{ContextHash, SimConfig, SimEngine};
+use pinion_gpu_agent::engine::sim::{SimConfig, SimEngine, continuation};
 use pinion_gpu_agent::node::{WorkerRole, start_sim_worker};
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{Class, ClusterId, Epoch, WorkerId};
@@ -175,15 +175,7 @@ impl Cluster {
 
 /// What the engine must write after `prompt`, computed without any engine.
 pub fn expected(prompt: &[u32], n: u32) -> Vec<u32> {
-    let mut context = ContextHash::default();
-    context.extend(prompt);
-    (0..n)
-        .map(|_| {
-            let token = context.next_token(VOCAB);
-            context.push(token);
-            token
-        })
-        .collect()
+    continuation(prompt, n as usize, VOCAB)
 }
 
 /// Tokens that no two sessions share.

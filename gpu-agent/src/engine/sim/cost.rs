@@ -4,8 +4,6 @@ use pinion_schemas::time::Micros;
 use pinion_transfer::sim::LinkModel;
 use serde::{Deserialize, Serialize};
 
-const MICROS_PER_SEC: u128 = 1_000_000;
-
 /// What each kind of work costs. All fields may be configured; [`CostModel::default`] is the digest's 30B model on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -41,14 +39,6 @@ impl Default for CostModel {
     }
 }
 
-/// `amount / per_sec` in microseconds, rounded up, without overflow.
-fn span(amount: u128, per_sec: u64) -> Micros {
-    let micros = amount
-        .saturating_mul(MICROS_PER_SEC)
-        .div_ceil(u128::from(per_sec.max(1)));
-    Micros(u64::try_from(micros).unwrap_or(u64::MAX))
-}
-
 impl CostModel {
     /// The same work done `speed` times as fast, for demonstrations; below 1 it is slower, and nonsense (0, not a number) changes nothing.
     #[must_use]
@@ -71,7 +61,7 @@ impl CostModel {
 
     /// Time in which the engine prefills `tokens`, without the fixed part.
     pub fn prefill(&self, tokens: u64) -> Micros {
-        span(u128::from(tokens), self.prefill_tokens_per_sec)
+        Micros::for_amount(u128::from(tokens), self.prefill_tokens_per_sec)
     }
 
     /// Time of one decode step over `running` requests; zero for none.
@@ -106,7 +96,7 @@ impl CostModel {
 
     /// Time in which the KV of `tokens` comes back from host memory.
     pub fn promote(&self, tokens: u64) -> Micros {
-        span(
+        Micros::for_amount(
             u128::from(tokens) * u128::from(self.kv_bytes_per_token),
             self.host_bytes_per_sec,
         )

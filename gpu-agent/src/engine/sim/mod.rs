@@ -10,7 +10,7 @@ pub mod tree;
 
 pub use batch::SimEngine;
 pub use cost::CostModel;
-pub use text::ContextHash;
+pub use text::{ContextHash, continuation};
 pub use tree::{Page, PageEvent, PageTree, TreeError};
 
 use pinion_schemas::hash::PageHash;

@@ -35,6 +35,18 @@ impl ContextHash {
     }
 }
 
+/// The `n` tokens that an engine must write after `context`: what tests compare an answer with.
+pub fn continuation(context: &[u32], n: usize, vocab: u32) -> Vec<u32> {
+    let mut hash = ContextHash::default();
+    hash.extend(context);
+    let next = || {
+        let token = hash.next_token(vocab);
+        hash.push(token);
+        Some(token)
+    };
+    std::iter::from_fn(next).take(n).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
