@@ -351,7 +351,7 @@ fn a_superseded_owner_gives_promises_back_and_lets_work_go_on() {
         let mut session = Session::new(Epoch(0));
         session.step(Micros(0), Fact::Arrived(turn(1)));
         session.step(Micros(0), about(1, 0, free(&[0])));
-        for fact in heard.clone() {
+        if let Some(fact) = heard.clone() {
             session.step(Micros(0), about(1, 0, fact));
         }
         let out = session.step(Micros(1), Fact::Superseded(Epoch(1)));
