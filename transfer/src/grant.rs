@@ -196,6 +196,13 @@ impl Inbox {
         places.map(page).collect()
     }
 
+    /// How many pages of a grant have come; 0 when it has ended.
+    pub fn filled(&self, id: u64) -> usize {
+        let table = self.table();
+        let places = table.open.get(&id).into_iter().flat_map(|g| &g.places);
+        places.filter(|p| matches!(p, Place::Filled(_))).count()
+    }
+
     /// Ends the grants whose deadline has passed. Returns their numbers.
     pub fn expire(&self, now: Micros) -> Vec<u64> {
         let mut table = self.table();

@@ -1,6 +1,8 @@
 //! What senders of all transports share: the trait, the errors, and the exchange of a batch.
 
-use crate::frame::{BatchHead, Entry, FrameError, HELLO_BYTES, PageState, check_hello, hello, refusal_from_wire};
+use crate::frame::{
+    BATCH_BYTES, BatchHead, Entry, FrameError, HELLO_BYTES, PageState, check_hello, hello, refusal_from_wire,
+};
 use crate::grant::{Grant, Refusal};
 use crate::pool::{PageRef, Pool};
 use std::future::Future;
@@ -64,8 +66,7 @@ pub(crate) async fn exchange_hello<S: AsyncRead + AsyncWrite + Unpin>(
 
 /// Head and entries of a batch.
 pub(crate) fn announce(grant: &Grant, pages: &[Placed]) -> Vec<u8> {
-    let mut out = Vec::new();
-    BatchHead::new(grant, pages.len()).encode(&mut out);
+    let mut out = vec![0; BATCH_BYTES];
     for (place, page) in pages {
         Entry {
             place: *place,
@@ -74,6 +75,8 @@ pub(crate) fn announce(grant: &Grant, pages: &[Placed]) -> Vec<u8> {
         }
         .encode(&mut out);
     }
+    let (head, entries) = out.split_at_mut(BATCH_BYTES);
+    head.copy_from_slice(&BatchHead::new(grant, pages.len(), entries).encode());
     out
 }
 
