@@ -51,10 +51,12 @@ pub enum PageState {
     Stored = 0,
     /// Its bytes are not those of its digest: send it again.
     Corrupt = 1,
-    /// It is there already, or another connection is about to bring it.
+    /// It is there already.
     Known = 2,
     /// Its grant ended meanwhile.
     Ended = 3,
+    /// Another connection has its slot, and may be about to bring it, or broken: ask again.
+    Busy = 4,
 }
 
 impl PageState {
@@ -63,7 +65,7 @@ impl PageState {
     /// # Errors
     /// [`FrameError::Answer`]
     pub(crate) fn from_wire(byte: u8) -> Result<Self, FrameError> {
-        let all = [Self::Stored, Self::Corrupt, Self::Known, Self::Ended];
+        let all = [Self::Stored, Self::Corrupt, Self::Known, Self::Ended, Self::Busy];
         all.into_iter()
             .find(|s| *s as u8 == byte)
             .ok_or(FrameError::Answer(byte))

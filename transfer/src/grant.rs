@@ -250,13 +250,24 @@ impl Opened {
         self.slots.get_mut(&page).map(|slot| &mut **slot)
     }
 
+    /// Why a page is not for this transport to fill.
+    pub(crate) fn absent(&self, page: u32) -> PageState {
+        let table = self.inbox.table();
+        let places = table.open.get(&self.id).map(|g| &g.places);
+        match places.and_then(|p| p.get(page as usize)) {
+            Some(Place::Filled(_)) => PageState::Known,
+            Some(Place::Out | Place::Empty(_)) => PageState::Busy,
+            None => PageState::Ended,
+        }
+    }
+
     /// All of a page's bytes are in its slot, and `digest` was computed from them.
     pub(crate) fn judge(&mut self, entry: &Entry, digest: u128) -> PageState {
         if digest != entry.digest {
             return PageState::Corrupt;
         }
         let Some(slot) = self.slots.remove(&entry.place) else {
-            return PageState::Known;
+            return self.absent(entry.place);
         };
         let page = slot.finish().with_digest(digest);
         if self.inbox.put(self.id, entry.place, Place::Filled(page)) {

@@ -30,6 +30,13 @@ pub enum SendError {
     Refused(#[from] Refusal),
 }
 
+impl SendError {
+    /// Whether no other path can help: the peer said no, or its pages are of another kind.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Frame(FrameError::Layout(_)))
+    }
+}
+
 /// A way to the pages of a peer.
 pub trait Transport: Send + Sync {
     /// Where a peer is.

@@ -150,7 +150,7 @@ async fn receive<S: AsyncRead + Unpin>(
         let mut page = stream.take(bytes as u64);
         let passed = within(tokio::io::copy(&mut page, &mut tokio::io::sink())).await?;
         return if passed == bytes as u64 {
-            Ok(PageState::Known)
+            Ok(batch.opened.absent(entry.place))
         } else {
             Err(io::ErrorKind::UnexpectedEof.into())
         };
