@@ -394,7 +394,7 @@ mod tests {
             for (now, (what, id, page)) in (0_u64..).zip(steps) {
                 match what {
                     0 => { let _ = inbox.grant(page as usize, id, Micros(now + 20)); }
-                    1 => for key in 0..6 { opened.extend(inbox.open(id, key, EPOCH, &[page, 0][..1 + usize::from(page != 0)])); },
+                    1 => for key in 0..6 { opened.extend(inbox.open(id, key, EPOCH, &[page, 0][..if page == 0 { 1 } else { 2 }])); },
                     2 => for o in &mut opened { fill(o, page, 3); },
                     3 if !opened.is_empty() => { opened.remove(id as usize % opened.len()); }
                     4 => kept.extend(inbox.take(id).into_iter().flatten()),
