@@ -34,6 +34,7 @@ impl Control {
             control: config.control.clone(),
             page_tokens: config.page_tokens,
             birth,
+            backups: config.backups,
         };
         let keeper = Keeper::new(config.control.clone(), birth, context.clone());
         let mut running = JoinSet::new();

@@ -6,10 +6,12 @@
 
 mod pages;
 mod run;
+mod sync;
 
 use crate::effect::{Effect, Effects, Input, Role};
 use crate::engine::{Engine, EngineOutput};
 use crate::feed::ResidencyFeed;
+use crate::grants::Keys;
 use pinion_bus::Message;
 use pinion_core::admit::{self, Admission, Fact};
 use pinion_core::pressure;
@@ -17,9 +19,13 @@ use pinion_schemas::messages::{
     Abort, Chunk, Completed, Heartbeat, Pages, PagesOffer, Probe, ProbeAck, Run, SnapshotAsk,
 };
 use pinion_schemas::subject::{Kind, Subjects};
-use pinion_schemas::{ClusterId, Epoch, Micros, PageHash, Path, RequestId, SeedReason, SessionId, WorkerId};
+use pinion_schemas::{
+    ChainHasher, ClusterId, Epoch, Micros, PageHash, Path, RequestId, SeedReason, SessionId, WorkerId,
+};
+use pinion_transfer::sim::LinkModel;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
+use sync::{BackupView, Syncs};
 
 /// Time between heartbeats.
 pub const HEARTBEAT: Micros = Micros::from_millis(500);
@@ -41,6 +47,8 @@ pub struct DecodeConfig {
     pub direct_append_tokens_max: u32,
     /// Budget of pending seeds.
     pub permits: pinion_core::permits::Config,
+    /// The link over which simulated pages leave.
+    pub link: LinkModel,
     /// Where its page server is, for an engine whose pages have bytes.
     pub addresses: Vec<String>,
     /// Random: keys of grants are made from it.
@@ -49,7 +57,10 @@ pub struct DecodeConfig {
 
 struct Turn {
     run: Run,
+    /// Names of the prompt's full pages.
     chain: Vec<PageHash>,
+    /// At the end of `run.tokens`, to name the answer's pages.
+    hasher: ChainHasher,
     path: Path,
     /// Why it needs a seed, if it does.
     why: SeedReason,
@@ -62,6 +73,17 @@ struct Turn {
     submitted: bool,
     /// Slots that a prefill worker fills for it.
     grant: Option<u64>,
+}
+
+impl Turn {
+    /// Names of its first `pages` pages, the answer's included.
+    fn committed(&mut self, pages: u32) -> Vec<PageHash> {
+        let already_sent = (self.run.already_sent as usize).min(self.answer.len());
+        let mut chain = std::mem::take(&mut self.chain);
+        chain.extend(self.hasher.push(&self.answer[already_sent..]));
+        chain.truncate(pages as usize);
+        chain
+    }
 }
 
 /// The role.
@@ -77,8 +99,8 @@ pub struct Decode<E> {
     next_heartbeat: Micros,
     pause_millis: u32,
     draining: bool,
-    /// Grants given so far.
-    grants: u64,
+    keys: Keys,
+    syncs: Syncs,
 }
 
 #[derive(Serialize)]
@@ -90,6 +112,7 @@ struct View<'a> {
     ledger: admit::View,
     turns: Vec<TurnView<'a>>,
     resident_pages: usize,
+    backups: Vec<BackupView<'a>>,
 }
 
 #[derive(Serialize)]
@@ -118,6 +141,8 @@ impl<E: Engine> Decode<E> {
         let subject = subjects.event(Kind::Decode, config.worker.as_str()).as_str().to_owned();
         Self {
             feed: ResidencyFeed::new(subject, config.worker.clone(), config.epoch),
+            keys: Keys::new(config.secret),
+            syncs: Syncs::new(config.link),
             subjects,
             config,
             engine,
@@ -128,7 +153,6 @@ impl<E: Engine> Decode<E> {
             next_heartbeat: Micros::ZERO,
             pause_millis: 0,
             draining: false,
-            grants: 0,
         }
     }
 
@@ -235,11 +259,13 @@ impl<E: Engine> Decode<E> {
         tip: Option<PageHash>,
         out: &mut Effects,
     ) {
-        let Some(turn) = self.forget(request) else {
+        let Some(mut turn) = self.forget(request) else {
             return;
         };
         let attempt = turn.run.attempt;
         if ok {
+            let chain = turn.committed(committed_tokens / self.engine.page_tokens().max(1));
+            let (session, backups) = (turn.run.session.clone(), std::mem::take(&mut turn.run.backups));
             let prompt = run::prompt_tokens(&turn.run) as u32;
             let done = Completed {
                 request,
@@ -258,6 +284,7 @@ impl<E: Engine> Decode<E> {
                 self.completed.pop_front();
             }
             self.completed.push_back((done, turn.run.session));
+            self.back_up(now, &session, &backups, &chain, out);
         } else {
             let reason = pinion_schemas::AbortReason::EngineFailed;
             out.publish(
@@ -317,6 +344,7 @@ impl<E: Engine> Decode<E> {
             pause_millis: self.pause_millis,
             ledger: self.ledger.view(),
             turns: turns.collect(),
+            backups: self.syncs.view(),
             resident_pages: self.engine.pages().len(),
         }
     }
@@ -334,8 +362,14 @@ impl<E: Engine> Role for Decode<E> {
     }
 
     fn handle(&mut self, now: Micros, input: Input, out: &mut Effects) {
-        if let Input::Message(message) = &input {
-            self.on_message(now, message, out);
+        match input {
+            Input::Message(message) => self.on_message(now, &message, out),
+            Input::Reply { token, result } => self.on_sync_reply(now, token, result, out),
+            Input::Sent { token, result } => self.on_sync_sent(now, token, result, out),
+            Input::Local(_) | Input::Got { .. } | Input::Tick => {}
+        }
+        while let Some(token) = self.syncs.link.take_done(now) {
+            self.on_sync_sent(now, token, Ok(()), out);
         }
         self.advance(now, out);
         if self.ledger.next_deadline().is_some_and(|at| at <= now) {
@@ -350,6 +384,7 @@ impl<E: Engine> Role for Decode<E> {
         [
             self.engine.next_wakeup(),
             self.ledger.next_deadline(),
+            self.syncs.link.next_done(),
             Some(self.next_heartbeat),
         ]
         .into_iter()

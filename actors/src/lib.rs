@@ -15,6 +15,7 @@ pub mod decode;
 pub mod effect;
 pub mod engine;
 pub mod feed;
+mod grants;
 pub mod lease;
 pub mod prefill;
 pub mod router;

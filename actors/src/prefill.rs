@@ -4,13 +4,17 @@
 //! at its deadline; whatever the end, nothing stays locked: the pages remain as evictable backup.
 
 mod pages;
+mod sync;
 
 use crate::decode::HEARTBEAT;
 use crate::effect::{Effect, Effects, Input, Role};
 use crate::engine::{Engine, EngineError, EngineOutput, Job};
 use crate::feed::ResidencyFeed;
+use crate::grants::Keys;
 use pinion_bus::Message;
-use pinion_schemas::messages::{Abort, Accepted, Heartbeat, LegFailed, Pages, Probe, ProbeAck, Seed, SnapshotAsk};
+use pinion_schemas::messages::{
+    Abort, Accepted, Heartbeat, LegFailed, Pages, Probe, ProbeAck, Seed, SnapshotAsk, SyncCommit, SyncOffer,
+};
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{AbortReason, ClusterId, Epoch, Micros, RequestId, SessionId, WorkerId};
 use pinion_transfer::PageRef;
@@ -32,6 +36,10 @@ pub struct PrefillConfig {
     pub epoch: Epoch,
     /// The link over which its pages leave.
     pub link: LinkModel,
+    /// Where its page server is, for an engine whose pages have bytes.
+    pub addresses: Vec<String>,
+    /// Random: keys of grants are made from it.
+    pub secret: u64,
 }
 
 enum Stage {
@@ -78,6 +86,7 @@ pub struct Prefill<E> {
     work: BTreeMap<RequestId, Work>,
     queue: VecDeque<RequestId>,
     link: Link<RequestId>,
+    keys: Keys,
     /// Requests and transfers under way.
     asked: BTreeMap<u64, RequestId>,
     next_token: u64,
@@ -115,6 +124,7 @@ impl<E: Engine> Prefill<E> {
         Self {
             feed: ResidencyFeed::new(subject, config.worker.clone(), config.epoch),
             link: Link::new(config.link),
+            keys: Keys::new(config.secret),
             subjects,
             config,
             engine,
@@ -132,6 +142,8 @@ impl<E: Engine> Prefill<E> {
         }
         crate::dispatch!(message, {
             Seed(seed) => self.on_seed(now, seed, message, out),
+            SyncOffer(offer) => self.on_sync_offer(now, &offer, message, out),
+            SyncCommit(commit) => self.on_sync_commit(&commit, message, out),
             Abort(abort) => {
                 if self.work.get(&abort.request).is_some_and(|w| w.seed.attempt <= abort.attempt) {
                     self.drop_seed(now, abort.request);

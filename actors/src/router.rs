@@ -16,7 +16,7 @@ use pinion_core::session::{Offer, Ranking};
 use pinion_schemas::limits::PAUSE_MILLIS_MAX;
 use pinion_schemas::messages::{Heartbeat, PagesEvicted, PagesStored, Probe, ProbeAck, ResidencySnapshot, SnapshotAsk};
 use pinion_schemas::subject::{self, Kind, Subjects};
-use pinion_schemas::{ClusterId, Epoch, Micros, MigrationReason, PageHash, WorkerId, wire};
+use pinion_schemas::{BackupTargets, ClusterId, Epoch, Micros, MigrationReason, PageHash, WorkerId, wire};
 use serde::Serialize;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -51,6 +51,8 @@ pub struct RouterConfig {
     pub prefill_tokens_per_s: u64,
     /// Link speed assumed, bytes per second.
     pub link_bytes_per_s: u64,
+    /// Where sessions' pages are backed up.
+    pub backups: BackupTargets,
 }
 
 #[derive(Debug, Clone, Serialize)]

@@ -18,7 +18,9 @@ use pinion_schemas::messages::{
 };
 use pinion_schemas::shard::shard_of;
 use pinion_schemas::subject::{Kind, Subjects};
-use pinion_schemas::{AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, RequestId, SessionId, WorkerId};
+use pinion_schemas::{
+    AbortReason, BackupTargets, ChainHasher, ClusterId, Epoch, Micros, PageHash, RequestId, SessionId, WorkerId,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use view::Said;
@@ -51,6 +53,8 @@ pub struct SessionsConfig {
     pub page_tokens: u32,
     /// Which life of the node this is.
     pub birth: Epoch,
+    /// Where pages are backed up.
+    pub backups: BackupTargets,
 }
 
 struct Entry {
@@ -62,6 +66,8 @@ struct Entry {
     opening: Option<Vec<session::Turn>>,
     /// When it is looked at again; its machine may have nothing to do then.
     due: Option<Micros>,
+    /// The last prefill worker that had a seed of it.
+    seeded_by: Option<WorkerId>,
 }
 
 /// What a turn carries while it runs.
@@ -159,7 +165,7 @@ impl Sessions {
             PermitExpired(p) => self.on_permit_expired(now, &p, out),
             Reject(r) => self.on_reject(now, &r, out),
             LegFailed(f) => self.on_leg_failed(now, &f, out),
-            SeedDone(_) => {},
+            SeedDone(done) => self.on_seed_done(now, &done, out),
             Probe(p) => out.respond(message, &ProbeAck { nonce: p.nonce, epoch: self.config.birth }),
         });
     }
@@ -258,6 +264,7 @@ impl Sessions {
             turns: 0,
             opening: Some(Vec::new()),
             due: None,
+            seeded_by: None,
         };
         self.held.insert(session.clone(), entry);
         self.next_token += 1;

@@ -4,7 +4,7 @@ use anyhow::{Context as _, bail};
 use pinion_bus::nats::{Auth, NatsOptions};
 use pinion_core::route;
 use pinion_gpu_agent::engine::sim::SimConfig;
-use pinion_schemas::ClusterId;
+use pinion_schemas::{BackupTargets, ClusterId};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,8 @@ pub struct Config {
     pub gateway: Gateway,
     /// How sessions find workers.
     pub route: route::Config,
+    /// Which prefill workers back sessions up: `off`, `last-p`, `round-robin` or `broadcast`.
+    pub backups: BackupTargets,
     /// Pages the router's index may hold: at most 57 bytes each.
     pub index_pages_max: usize,
     /// The simulated engine of decode workers.
@@ -66,6 +68,7 @@ impl Default for Config {
             nats: Nats::default(),
             gateway: Gateway::default(),
             route: route::Config::default(),
+            backups: BackupTargets::LastPrefill,
             index_pages_max: 10_000_000,
             engine: SimConfig::default(),
             prefill_engine: SimConfig::default(),

@@ -102,6 +102,7 @@ pub async fn control(config: &Config, id: &str) -> anyhow::Result<()> {
         index_pages_max: config.index_pages_max,
         prefill_tokens_per_s: config.prefill_engine.cost.prefill_tokens_per_sec,
         link_bytes_per_s: config.engine.cost.link_bytes_per_sec,
+        backups: config.backups,
     };
     let mut running = Control::start(router, wall_clock()?, Context::new(bus))
         .await

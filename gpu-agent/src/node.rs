@@ -46,6 +46,8 @@ pub async fn start_sim_worker(
                 worker,
                 epoch,
                 link,
+                addresses: Vec::new(),
+                secret: 0,
             };
             shell::spawn(&name, Prefill::new(config, engine), context).await
         }
@@ -63,6 +65,7 @@ pub async fn start_sim_worker(
                 epoch,
                 direct_append_tokens_max,
                 permits,
+                link,
                 addresses: Vec::new(),
                 secret: 0,
             };

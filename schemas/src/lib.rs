@@ -17,7 +17,7 @@ pub mod wire;
 
 pub use hash::{ChainHasher, PageHash, chain};
 pub use ids::{ClusterId, Epoch, IdError, PermitId, RequestId, SessionId, TurnIndex, WorkerId};
-pub use reasons::{AbortReason, Class, FallbackReason, MigrationReason, Path, RejectReason, SeedReason};
+pub use reasons::{AbortReason, BackupTargets, Class, FallbackReason, MigrationReason, Path, RejectReason, SeedReason};
 pub use sampling::Sampling;
 pub use shard::{SHARDS, shard_of};
 pub use time::Micros;

@@ -30,6 +30,21 @@ macro_rules! messages {
     };
 }
 
+/// Slots of a pool that a peer may fill over the transfer plane.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct Slots {
+    /// Number of the grant.
+    pub grant: u64,
+    /// Its secret.
+    pub key: u64,
+    /// Life of the pool.
+    pub epoch: Epoch,
+    /// Places in it.
+    pub pages: u32,
+    /// Where the pool's page server is, nearest first.
+    pub addresses: Vec<String>,
+}
+
 messages! {
     /// Session actor to decode actor: run this turn, directly if you can. Answered by [`Started`], [`Permit`],
     /// [`PermitQueued`] or [`Reject`]; what follows goes to `notify`.
@@ -66,6 +81,8 @@ messages! {
         sampling: Sampling,
         /// Whether the session stays here.
         keep: bool,
+        /// Prefill workers that back the session up.
+        backups: Vec<WorkerId>,
         /// Subject for [`Chunk`] and [`Completed`].
         stream: String,
         /// Subject for what the owner must know.
@@ -230,39 +247,47 @@ messages! {
         /// Epoch of the session's owner.
         epoch: Epoch,
     }
-    /// Decode actor to prefill actor: pages for backup.
-    14 / 1 SyncOffer {
+    /// Decode actor to prefill actor: pages for backup. Answered by [`SyncGrant`] or [`SyncDecline`].
+    14 / 2 SyncOffer {
         /// The session.
         session: SessionId,
+        /// Number of the sync, of the session on this pair of workers.
+        sync: u64,
         /// Epoch of the decode worker.
         epoch: Epoch,
+        /// Page in front of the first one, if there is one.
+        parent: Option<PageHash>,
         /// Names of the pages, in order of the chain.
         pages: Vec<PageHash>,
-        /// Committed tokens once they arrived.
-        committed_tokens: u32,
     }
     /// Prefill actor to decode actor: send these.
-    15 / 1 SyncGrant {
+    15 / 2 SyncGrant {
         /// The session.
         session: SessionId,
+        /// Number of the sync.
+        sync: u64,
         /// Leading pages of the offer that are already there.
         skip_pages: u32,
+        /// Where the others go; without it their simulated contents come with the commit.
+        slots: Option<Slots>,
     }
-    /// Prefill actor to decode actor: no room now.
-    16 / 1 SyncDecline {
+    /// Prefill actor to decode actor: not now; or not these, if what stands in front of them is not there.
+    16 / 2 SyncDecline {
         /// The session.
         session: SessionId,
+        /// Number of the sync.
+        sync: u64,
         /// Why.
         reason: RejectReason,
     }
-    /// Prefill actor to decode actor: the backup reaches this far.
-    17 / 1 SyncAck {
+    /// Prefill actor to decode actor: so much of what was committed is there.
+    17 / 2 SyncAck {
         /// The session.
         session: SessionId,
-        /// Epoch the pages came from.
-        epoch: Epoch,
-        /// Tokens backed up.
-        backup_tokens: u32,
+        /// Number of the sync.
+        sync: u64,
+        /// Leading pages of the commit.
+        held_pages: u32,
     }
     /// Event of a worker: pages became resident.
     18 / 1 PagesStored {
@@ -430,16 +455,25 @@ messages! {
     33 / 1 PagesGrant {
         /// The client's request.
         request: RequestId,
-        /// Number of the grant.
-        grant: u64,
-        /// Its secret.
-        key: u64,
-        /// Life of the pool.
+        /// Where they go.
+        slots: Slots,
+    }
+    /// Decode actor to prefill actor: the pages of a sync have been sent; these they are. Answered by [`SyncAck`].
+    34 / 1 SyncCommit {
+        /// The session.
+        session: SessionId,
+        /// Number of the sync.
+        sync: u64,
+        /// Epoch of the decode worker.
         epoch: Epoch,
-        /// Places in it.
-        pages: u32,
-        /// Where the pool's page server is, nearest first.
-        addresses: Vec<String>,
+        /// Page in front of the first one, if there is one.
+        parent: Option<PageHash>,
+        /// Names, in order of the chain.
+        names: Vec<PageHash>,
+        /// Simulated contents, one for each name (engine `sim` only).
+        contents: Vec<u64>,
+        /// The grant that the bytes went into: the page of each name is in the place of its position.
+        grant: Option<u64>,
     }
     /// Router to worker: which pages do you hold? Answered by one [`ResidencySnapshot`].
     31 / 1 SnapshotAsk {
@@ -472,6 +506,7 @@ mod tests {
             max_new_tokens: 16,
             sampling: Sampling::GREEDY,
             keep: true,
+            backups: vec![WorkerId::new("p0").unwrap()],
             stream: "pinion.c.turn.7.stream".into(),
             notify: "pinion.c.router.r0.notify".into(),
         }
@@ -499,7 +534,7 @@ mod tests {
         crate::hash::push_hex(&mut hex, &encode(&chunk()).unwrap());
         assert_eq!(hex, include_str!("../golden/chunk.v2.hex").trim());
         let sum = xxhash_rust::xxh3::xxh3_64(&encode(&run()).unwrap());
-        assert_eq!(format!("{sum:016x}"), include_str!("../golden/run.v2.xxh3").trim());
+        assert_eq!(format!("{sum:016x}"), include_str!("../golden/run.v3.xxh3").trim());
     }
 
     #[test]

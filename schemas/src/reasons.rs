@@ -113,6 +113,20 @@ labelled!(
 );
 
 labelled!(
+    /// Which prefill workers back a session up (design §5, digest §1.10).
+    BackupTargets {
+        /// None: a lost D costs a whole prefill.
+        Off = "off",
+        /// The one that seeded it last.
+        LastPrefill = "last-p",
+        /// Sessions are dealt to all in turn.
+        RoundRobin = "round-robin",
+        /// All, up to four.
+        Broadcast = "broadcast",
+    }
+);
+
+labelled!(
     /// Why a session's pin moved.
     MigrationReason {
         /// The old D rejected the session `τ_reject` times.

@@ -308,7 +308,8 @@ mod tests {
         #[test]
         fn the_books_add_up(steps in prop::collection::vec((0_u8..5, 0_usize..6), 1..60)) {
             let pool = pool(6);
-            let (mut writing, mut pages): (Vec<(SlotMut, u8)>, Vec<(PageRef, u8)>) = (vec![], vec![]);
+            let mut writing: Vec<(SlotMut, u8)> = Vec::new();
+            let mut pages: Vec<(PageRef, u8)> = Vec::new();
             for (mark, (what, n)) in (1_u8..).zip(steps) {
                 match what {
                     0 => for mut slot in pool.take(n).unwrap_or_default() {

@@ -6,14 +6,11 @@
 use super::Decode;
 use crate::effect::Effects;
 use crate::engine::{Engine, EngineError};
+use crate::grants::{self, GRANT_TTL};
 use pinion_bus::Message;
 use pinion_core::admit::Fact;
 use pinion_schemas::messages::{Pages, PagesAck, PagesGrant, PagesOffer, Reject};
 use pinion_schemas::{Epoch, Micros, RejectReason, RequestId};
-
-/// How long slots stay granted: longer than any transfer of theirs may take (45 s, prefill role), so that only a dead
-/// peer's grant ends by it.
-const GRANT_TTL: Micros = Micros::from_secs(60);
 
 impl<E: Engine> Decode<E> {
     pub(super) fn on_offer(&mut self, now: Micros, offer: &PagesOffer, message: &Message, out: &mut Effects) {
@@ -24,8 +21,7 @@ impl<E: Engine> Decode<E> {
         if let Some(old) = turn.grant.take() {
             let _ = self.engine.import_granted(old, None, &[]);
         }
-        self.grants += 1;
-        let key = key(self.config.secret, self.grants);
+        let key = self.keys.draw();
         match self.engine.grant(offer.pages, key, now.plus(GRANT_TTL)) {
             Ok(grant) => {
                 if let Some(turn) = self.turns.get_mut(&offer.request) {
@@ -33,11 +29,7 @@ impl<E: Engine> Decode<E> {
                 }
                 let granted = PagesGrant {
                     request: offer.request,
-                    grant: grant.id,
-                    key: grant.key,
-                    epoch: grant.epoch,
-                    pages: grant.pages,
-                    addresses: self.config.addresses.clone(),
+                    slots: grants::slots(grant, &self.config.addresses),
                 };
                 out.respond(message, &granted);
             }
@@ -117,10 +109,4 @@ fn reject(request: RequestId, reason: RejectReason, message: &Message, out: &mut
             pause_millis,
         },
     );
-}
-
-/// A key that a peer cannot guess from those it has seen.
-fn key(secret: u64, number: u64) -> u64 {
-    let bytes = [secret.to_le_bytes(), number.to_le_bytes()].concat();
-    xxhash_rust::xxh3::xxh3_64_with_seed(&bytes, secret)
 }

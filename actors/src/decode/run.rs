@@ -107,7 +107,8 @@ impl<E: Engine> Decode<E> {
     fn ask(&mut self, now: Micros, run: Run, newest_epoch: Epoch) -> Ask {
         let namespace = [run.tenant.as_deref()];
         let page = self.engine.page_tokens().max(1);
-        let chain = ChainHasher::new(page, &namespace).push(&run.tokens);
+        let mut hasher = ChainHasher::new(page, &namespace);
+        let chain = hasher.push(&run.tokens);
         let resident = self.engine.resident(&chain) as u32;
         let tokens = run.tokens.len() as u32;
         let prefix_pages = match resident {
@@ -140,6 +141,7 @@ impl<E: Engine> Decode<E> {
         let turn = Turn {
             flushed: answer.len(),
             chain,
+            hasher,
             path: Path::Direct,
             why,
             cached_tokens: resident * page,

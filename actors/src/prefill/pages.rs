@@ -121,17 +121,17 @@ impl<E: Engine> Prefill<E> {
         let patience = SEND_START.plus(Micros::for_amount(total.into(), SEND_BYTES_PER_S));
         out.0.push(Effect::Send {
             token,
-            to: granted.addresses,
+            to: granted.slots.addresses,
             grant: Grant {
-                id: granted.grant,
-                key: granted.key,
-                epoch: granted.epoch,
-                pages: granted.pages,
+                id: granted.slots.grant,
+                key: granted.slots.key,
+                epoch: granted.slots.epoch,
+                pages: granted.slots.pages,
             },
-            pages: (0..granted.pages).zip(bytes).collect(),
+            pages: (0..granted.slots.pages).zip(bytes).collect(),
             patience: Duration::from_micros(patience.min(SEND_PATIENCE).0),
         });
-        pages.grant = Some(granted.grant);
+        pages.grant = Some(granted.slots.grant);
         work.stage = Stage::Sending { pages, computed };
     }
 

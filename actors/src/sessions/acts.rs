@@ -8,8 +8,12 @@ use pinion_core::session::{Action, Outcome, TurnFact};
 use pinion_schemas::messages::{Abort, Completed, Failed, Run, Seed};
 use pinion_schemas::subject::Kind;
 use pinion_schemas::{
-    AbortReason, Micros, MigrationReason, PermitId, RejectReason, RequestId, SeedReason, SessionId, WorkerId,
+    AbortReason, BackupTargets, Micros, MigrationReason, PermitId, RejectReason, RequestId, SeedReason, SessionId,
+    WorkerId, shard_of,
 };
+
+/// Backups of one session at most: a fifth would cost more link than it saves prefill.
+const BACKUPS_MAX: usize = 4;
 
 impl Sessions {
     pub(super) fn perform(&mut self, now: Micros, session: &SessionId, action: Action, out: &mut Effects) {
@@ -197,6 +201,7 @@ impl Sessions {
             max_new_tokens: turn.submit.max_new_tokens.saturating_sub(sent.len() as u32),
             sampling: turn.submit.sampling,
             keep,
+            backups: if keep { self.backups(session, turn) } else { Vec::new() },
             stream: turn.submit.stream.clone(),
             notify: self.notify.clone(),
         };
@@ -221,6 +226,24 @@ impl Sessions {
             out.tell(ROUTER, Local::Outcome { worker, what });
         } else {
             self.fact(now, request, attempt, TurnFact::Rejected(RejectReason::NeverFits), out);
+        }
+    }
+
+    /// Prefill workers that are to hold the session's pages too.
+    fn backups(&self, session: &SessionId, turn: &super::Turn) -> Vec<WorkerId> {
+        let last = self.held.get(session).and_then(|e| e.seeded_by.as_ref());
+        let known = |w: &&WorkerId| turn.prefill.contains(w);
+        let first = turn.prefill.first();
+        match self.config.backups {
+            BackupTargets::Off => Vec::new(),
+            BackupTargets::LastPrefill => last.filter(known).or(first).cloned().into_iter().collect(),
+            BackupTargets::RoundRobin => {
+                let mut all: Vec<&WorkerId> = turn.prefill.iter().collect();
+                all.sort_unstable();
+                let dealt = usize::from(shard_of(session)).checked_rem(all.len());
+                dealt.map(|i| all[i].clone()).into_iter().collect()
+            }
+            BackupTargets::Broadcast => turn.prefill.iter().take(BACKUPS_MAX).cloned().collect(),
         }
     }
 
@@ -259,6 +282,9 @@ impl Sessions {
             notify: self.notify.clone(),
         };
         turn.seeding_on = Some(prefill.clone());
+        if let Some(entry) = self.held.get_mut(session) {
+            entry.seeded_by = Some(prefill.clone());
+        }
         let subject = self.subjects.worker(Kind::Prefill, &prefill, "seed");
         let pending = Pending {
             request,

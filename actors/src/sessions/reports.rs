@@ -5,7 +5,7 @@ use crate::effect::{Effects, Local, Tried};
 use pinion_bus::{BusError, Message};
 use pinion_core::session::{Commit, Fact, TurnFact};
 use pinion_schemas::messages::{
-    Accepted, Completed, LegFailed, Permit, PermitExpired, PermitQueued, Probe, Reject, Started,
+    Accepted, Completed, LegFailed, Permit, PermitExpired, PermitQueued, Probe, Reject, SeedDone, Started,
 };
 use pinion_schemas::shard::shard_of;
 use pinion_schemas::subject::Kind;
@@ -32,6 +32,22 @@ impl Sessions {
             TurnFact::Permit(permit.permit),
             out,
         );
+    }
+
+    /// The pages are on the D, which starts the turn by itself: people are told what it took.
+    pub(super) fn on_seed_done(&mut self, now: Micros, done: &SeedDone, out: &mut Effects) {
+        let Some(turn) = self.present(done.request, done.attempt) else {
+            return;
+        };
+        let (session, worker) = (turn.submit.session.clone(), turn.seeding_on.clone());
+        let said = Said {
+            request: Some(done.request),
+            worker: worker.as_ref(),
+            computed_tokens: Some(done.computed_tokens),
+            moved_pages: Some(done.moved_pages),
+            ..Said::of("seeded")
+        };
+        self.say(now, &session, said, out);
     }
 
     /// The promise has run out before the pages were there: that is the prefill worker's doing.

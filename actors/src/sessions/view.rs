@@ -36,6 +36,12 @@ pub(super) struct Said<'a> {
     pub detail: Option<&'static str>,
     /// Label of the reason why a completed turn was not direct.
     pub why: Option<&'static str>,
+    /// What a seed computed, tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub computed_tokens: Option<u32>,
+    /// What a seed moved, pages.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moved_pages: Option<u32>,
 }
 
 impl Said<'_> {

@@ -160,6 +160,7 @@ fn a_worker_that_keeps_to_a_larger_budget_is_caught() {
                     max_pending_seed_bytes: 2 * budget().bytes,
                     ..permits::Config::default()
                 },
+                link: engine().cost.link(),
                 addresses: Vec::new(),
                 secret: 0,
             };

@@ -11,7 +11,7 @@ use pinion_core::route;
 use pinion_gpu_agent::engine::sim::{SimConfig, SimEngine, continuation};
 use pinion_gpu_agent::node::{WorkerRole, start_sim_worker};
 use pinion_schemas::subject::{Kind, Subjects};
-use pinion_schemas::{Class, ClusterId, Epoch, WorkerId};
+use pinion_schemas::{BackupTargets, Class, ClusterId, Epoch, WorkerId};
 use pinion_transfer::Paths;
 use ractor::ActorRef;
 use std::collections::BTreeMap;
@@ -37,6 +37,8 @@ pub struct Shape {
     pub decode: u32,
     /// The engine of every worker.
     pub engine: SimConfig,
+    /// Where sessions are backed up.
+    pub backups: BackupTargets,
 }
 
 impl Default for Shape {
@@ -54,6 +56,7 @@ impl Default for Shape {
                 vocab: VOCAB,
                 ..SimConfig::default()
             },
+            backups: BackupTargets::LastPrefill,
         }
     }
 }
@@ -71,6 +74,7 @@ pub struct Cluster {
     /// The control nodes, by name.
     pub controls: BTreeMap<String, Control>,
     engine: SimConfig,
+    backups: BackupTargets,
     workers: BTreeMap<String, ActorRef<Envelope>>,
 }
 
@@ -103,6 +107,7 @@ impl Cluster {
             subjects,
             controls: BTreeMap::new(),
             engine: shape.engine,
+            backups: shape.backups,
             workers: BTreeMap::new(),
         };
         for i in 0..shape.control {
@@ -129,6 +134,7 @@ impl Cluster {
             index_pages_max: 100_000,
             prefill_tokens_per_s: 25_000,
             link_bytes_per_s: 12_500_000_000,
+            backups: self.backups,
         };
         let context = Context::new(Arc::new(self.net.endpoint(name)));
         let control = Control::start(config, Epoch(1), context).await.unwrap();

@@ -10,6 +10,7 @@
 //! | [`books`], [`watch`] | one D's permits as an observer of the bus counts them |
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
+mod backup;
 mod books;
 mod burst;
 mod client;

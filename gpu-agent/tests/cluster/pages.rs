@@ -9,7 +9,7 @@ use pinion_actors::{Engine, EngineError, EngineOutput, Job};
 use pinion_core::permits;
 use pinion_gpu_agent::engine::sim::SimEngine;
 use pinion_schemas::limits::DIRECT_APPEND_TOKENS_MAX;
-use pinion_schemas::{Epoch, Micros, PageHash, Path, RequestId, WorkerId};
+use pinion_schemas::{BackupTargets, Epoch, Micros, PageHash, Path, RequestId, WorkerId};
 use pinion_transfer::{Dtype, Grant, Inbox, Layout, PageRef, Paths, Pool, paths, shm, tcp};
 use std::future::Future;
 use std::sync::Arc;
@@ -46,7 +46,7 @@ impl Paged {
     }
 }
 
-fn refused(error: impl ToString) -> EngineError {
+fn refused(error: pinion_transfer::grant::GrantError) -> EngineError {
     EngineError::NoRoom(error.to_string())
 }
 
@@ -130,7 +130,12 @@ struct Rig {
 
 impl Rig {
     async fn new() -> Self {
+        Self::with(BackupTargets::Off).await
+    }
+
+    async fn with(backups: BackupTargets) -> Self {
         let shape = Shape {
+            backups,
             prefill: 0,
             decode: 0,
             ..Shape::default()
@@ -143,7 +148,7 @@ impl Rig {
         }
     }
 
-    async fn prefill(&mut self, name: &str, slots: u32) {
+    async fn prefill(&mut self, name: &str, slots: u32, addresses: fn(Inbox) -> Vec<String>) {
         let engine = Paged::new(&self.shape, slots, self.came.clone());
         let pool = engine.inbox.pool().clone();
         let config = PrefillConfig {
@@ -151,6 +156,8 @@ impl Rig {
             worker: WorkerId::new(name).unwrap(),
             epoch: Epoch(1),
             link: self.shape.engine.cost.link(),
+            addresses: addresses(engine.inbox.clone()),
+            secret: 4,
         };
         let paths = Some(Arc::new(Paths::new(&pool)));
         self.pools.push(pool);
@@ -161,17 +168,20 @@ impl Rig {
 
     async fn decode(&mut self, name: &str, slots: u32, addresses: impl FnOnce(Inbox) -> Vec<String>) {
         let engine = Paged::new(&self.shape, slots, self.came.clone());
-        self.pools.push(engine.inbox.pool().clone());
+        let pool = engine.inbox.pool().clone();
+        let paths = Some(Arc::new(Paths::new(&pool)));
+        self.pools.push(pool);
         let config = DecodeConfig {
             cluster: cluster_id(),
             worker: WorkerId::new(name).unwrap(),
             epoch: Epoch(1),
             direct_append_tokens_max: DIRECT_APPEND_TOKENS_MAX,
             permits: permits::Config::default(),
+            link: self.shape.engine.cost.link(),
             addresses: addresses(engine.inbox.clone()),
             secret: 5,
         };
-        self.cluster.worker_as(name, Decode::new(config, engine)).await;
+        self.cluster.worker_with(name, Decode::new(config, engine), paths).await;
     }
 
     /// Two turns of a session: the first needs a seed, the second does not; both are right, and in the end every slot is free. Returns
@@ -230,7 +240,7 @@ const PAGES: u64 = 56;
 fn the_pages_of_a_seed_come_over_tcp() {
     real(async {
         let mut rig = Rig::new().await;
-        rig.prefill("p0", SLOTS).await;
+        rig.prefill("p0", SLOTS, over_tcp).await;
         rig.decode("d0", SLOTS, over_tcp).await;
         assert_eq!(rig.two_turns().await, PAGES);
     });
@@ -240,7 +250,7 @@ fn the_pages_of_a_seed_come_over_tcp() {
 fn or_through_shared_memory() {
     real(async {
         let mut rig = Rig::new().await;
-        rig.prefill("p0", SLOTS).await;
+        rig.prefill("p0", SLOTS, over_tcp).await;
         // The other way is wrong: it is not needed.
         let both = |inbox: Inbox| [vec!["tcp://127.0.0.1:1".to_owned()], over_shm(inbox)].concat();
         rig.decode("d0", SLOTS, both).await;
@@ -255,7 +265,7 @@ fn pages_that_do_not_get_there_are_computed_there() {
             [|_| Vec::new(), |_| vec!["tcp://127.0.0.1:1".into(), "rubbish".into()]];
         for addresses in nowhere {
             let mut rig = Rig::new().await;
-            rig.prefill("p0", SLOTS).await;
+            rig.prefill("p0", SLOTS, over_tcp).await;
             rig.decode("d0", SLOTS, addresses).await;
             assert_eq!(rig.two_turns().await, 0);
         }
@@ -266,7 +276,7 @@ fn pages_that_do_not_get_there_are_computed_there() {
 fn a_pool_without_room_takes_no_pages_and_serves_all_the_same() {
     real(async {
         let mut rig = Rig::new().await;
-        rig.prefill("p0", SLOTS).await;
+        rig.prefill("p0", SLOTS, over_tcp).await;
         rig.decode("d0", 8, over_tcp).await;
         assert_eq!(rig.two_turns().await, 0);
     });
@@ -277,7 +287,7 @@ fn a_pool_without_room_takes_no_pages_and_serves_all_the_same() {
 fn a_prefill_worker_killed_while_it_sends_costs_no_turn_and_no_slot() {
     real(async {
         let mut rig = Rig::new().await;
-        rig.prefill("p0", SLOTS).await;
+        rig.prefill("p0", SLOTS, over_tcp).await;
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = silent.local_addr().unwrap();
         rig.decode("d0", SLOTS, |_| vec![format!("tcp://{at}")]).await;
@@ -287,10 +297,40 @@ fn a_prefill_worker_killed_while_it_sends_costs_no_turn_and_no_slot() {
         while rig.pools[1].usage().writing == 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        rig.prefill("p1", SLOTS).await;
+        rig.prefill("p1", SLOTS, over_tcp).await;
         rig.cluster.kill("p0");
         let answer = turn.await.unwrap().unwrap();
         assert_eq!(answer.tokens, expected(&context, 8));
+        rig.rests().await;
+    });
+}
+
+/// What a turn adds goes back to the prefill worker, from where it comes again when the decode worker is gone.
+#[test]
+fn backups_have_bytes_too() {
+    real(async {
+        let mut rig = Rig::with(BackupTargets::LastPrefill).await;
+        rig.prefill("p0", SLOTS, over_tcp).await;
+        rig.decode("d0", SLOTS, over_tcp).await;
+        rig.two_turns().await;
+        // 900 + 8 + 30 + 8 tokens: three pages that no seed has brought.
+        for _ in 0..500 {
+            if rig.came.load(Ordering::SeqCst) == PAGES + 3 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(rig.came.load(Ordering::SeqCst), PAGES + 3);
+        rig.cluster.kill("d0");
+        rig.decode("d1", SLOTS, over_tcp).await;
+        let first = prompt(1, 900);
+        let second = [&first[..], &expected(&first, 8), &prompt(2, 30)].concat();
+        let third = [&second[..], &expected(&second, 8), &prompt(3, 100)].concat();
+        let answer = rig.cluster.submit("s", third.clone(), 8).await.unwrap();
+        assert_eq!(answer.tokens, expected(&third, 8));
+        assert_eq!(answer.path, Path::Reseed);
+        // All pages of 1,046 tokens, of which six were computed now.
+        assert_eq!(rig.came.load(Ordering::SeqCst), PAGES + 3 + 65);
         rig.rests().await;
     });
 }

@@ -66,6 +66,7 @@ impl Fleet {
             index_pages_max: 2 * PAGES,
             prefill_tokens_per_s: 25_000,
             link_bytes_per_s: 2_500_000_000,
+            backups: pinion_schemas::BackupTargets::LastPrefill,
         };
         let workers: Vec<WorkerId> = (0..size).map(|i| name(WorkerId::new(format!("decode-{i}")))).collect();
         let mut fleet = Self {

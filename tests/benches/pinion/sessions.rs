@@ -29,6 +29,7 @@ fn role() -> Sessions {
         control: WorkerId::new("control-0").expect("a name"),
         page_tokens: 64,
         birth: Epoch(1),
+        backups: pinion_schemas::BackupTargets::LastPrefill,
     };
     let mut sessions = Sessions::new(config);
     for shard in 0..SHARDS {

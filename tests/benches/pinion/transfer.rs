@@ -63,7 +63,7 @@ fn timed(rounds: usize, mut round: impl FnMut()) -> (Duration, Duration) {
         })
         .collect();
     times.sort_unstable();
-    (times[rounds / 2], (cpu() - before) / rounds as u32)
+    (times[rounds / 2], cpu().saturating_sub(before) / rounds as u32)
 }
 
 /// Two pools and what is between them.

@@ -1,0 +1,40 @@
+//! What both roles need to grant slots of their pools to peers.
+
+use pinion_schemas::Micros;
+use pinion_schemas::messages::Slots;
+use pinion_transfer::Grant;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+/// How long slots stay granted: longer than any transfer of theirs may take (45 s), so that only a dead peer's grant ends by it.
+pub const GRANT_TTL: Micros = Micros::from_secs(60);
+
+/// Keys that a peer cannot guess from those it has seen.
+#[derive(Debug)]
+pub struct Keys {
+    secret: u64,
+    given: u64,
+}
+
+impl Keys {
+    /// `secret` must be random.
+    pub fn new(secret: u64) -> Self {
+        Self { secret, given: 0 }
+    }
+
+    /// Another key.
+    pub fn draw(&mut self) -> u64 {
+        self.given += 1;
+        xxh3_64_with_seed(&self.given.to_le_bytes(), self.secret)
+    }
+}
+
+/// A grant as it is told to a peer.
+pub fn slots(grant: Grant, addresses: &[String]) -> Slots {
+    Slots {
+        grant: grant.id,
+        key: grant.key,
+        epoch: grant.epoch,
+        pages: grant.pages,
+        addresses: addresses.to_vec(),
+    }
+}
