@@ -26,6 +26,8 @@ use crate::{BODY_TIMEOUT, Gateway, HEALTH_TIMEOUT, identity};
 const SUBMIT_OVERHEAD: usize = 2_048;
 /// Tokens that prompt and answer together may have, so that a `Submit` with the whole answer behind it fits one message.
 pub const TURN_TOKENS_MAX: usize = (MESSAGE_BYTES_MAX - SUBMIT_OVERHEAD) / 4;
+/// Bodies up to this are tokenised where they arrive: a millisecond or so.
+const INLINE_BODY_BYTES: usize = 4 << 10;
 
 pub(crate) fn router(gateway: Arc<Gateway>) -> Router {
     let limit = DefaultBodyLimit::max(gateway.config.max_body_bytes);
@@ -96,8 +98,7 @@ async fn begin(gateway: &Arc<Gateway>, shape: Shape, request: Request) -> Result
     let common: Common = read(&body)?;
     check_model(gateway, &common)?;
     refuse_unserved(&common)?;
-    let prompt = prompt(gateway, shape, &body)?;
-    drop(body);
+    let prompt = tokens(gateway, shape, body).await?;
     let max_new_tokens = max_new_tokens(gateway, &common, prompt.len())?;
     let class = identity::class(&headers)?;
     let tenant = identity::tenant(&headers)?;
@@ -234,32 +235,38 @@ fn refuse_unserved(common: &Common) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// The prompt's tokens; a long body is read beside the async workers, which have other turns to serve.
+async fn tokens(gateway: &Arc<Gateway>, shape: Shape, body: Bytes) -> Result<Vec<u32>, ApiError> {
+    if body.len() <= INLINE_BODY_BYTES {
+        return prompt(gateway, shape, &body);
+    }
+    let gateway = Arc::clone(gateway);
+    tokio::task::spawn_blocking(move || prompt(&gateway, shape, &body))
+        .await
+        .unwrap_or_else(|error| {
+            tracing::error!(%error, "a prompt could not be tokenised");
+            let message = "the prompt could not be tokenised: see the gateway's log";
+            Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "tokenizer", message))
+        })
+}
+
 /// The prompt's tokens, within vocabulary and length.
 fn prompt(gateway: &Gateway, shape: Shape, body: &[u8]) -> Result<Vec<u32>, ApiError> {
-    let tokenizer = &gateway.tokenizer;
+    let most = gateway.prompt_tokens_max();
     let (field, tokens) = match shape {
-        Shape::Chat => ("messages", tokenizer.chat(&read::<ChatBody>(body)?.spoken()?)),
+        Shape::Chat => ("messages", conversation(gateway, read(body)?)?),
         Shape::Completion => match read::<CompletionBody>(body)?.prompt {
             None => ("prompt", Vec::new()),
-            Some(Prompt::Text(text)) => ("prompt", tokenizer.encode(&text)),
-            Some(Prompt::Tokens(tokens)) => {
-                let vocab = tokenizer.vocab();
-                if let Some((index, id)) = tokens.iter().enumerate().find(|(_, id)| **id >= vocab) {
-                    let message = format!("{id} is no token id: this model's are 0 to {}", vocab - 1);
-                    return Err(ApiError::field(
-                        &format!("prompt[{index}]"),
-                        "token_out_of_range",
-                        message,
-                    ));
-                }
-                ("prompt", tokens)
+            Some(Prompt::Text(text)) => {
+                check_bytes(gateway, "prompt", text.len())?;
+                ("prompt", gateway.tokenizer.encode(&text))
             }
+            Some(Prompt::Tokens(tokens)) => ("prompt", in_vocabulary(gateway, tokens)?),
         },
     };
     if tokens.is_empty() {
         return Err(ApiError::field(field, "empty", "give at least one token"));
     }
-    let most = (gateway.config.max_prompt_tokens as usize).min(TURN_TOKENS_MAX - 1);
     if tokens.len() > most {
         let message = format!("{} tokens, at most {most} are served: shorten it", tokens.len());
         return Err(ApiError::field(field, "context_length_exceeded", message));
@@ -267,8 +274,44 @@ fn prompt(gateway: &Gateway, shape: Shape, body: &[u8]) -> Result<Vec<u32>, ApiE
     Ok(tokens)
 }
 
+fn conversation(gateway: &Gateway, body: ChatBody) -> Result<Vec<u32>, ApiError> {
+    let spoken = body.spoken()?;
+    let bytes = spoken.iter().map(|message| message.content.len()).sum();
+    check_bytes(gateway, "messages", bytes)?;
+    gateway
+        .tokenizer
+        .chat(&spoken)
+        .map_err(|error| ApiError::field("messages", "template_refused", error))
+}
+
+/// Refuses what is too long whatever its tokens are, before work and memory go into them.
+fn check_bytes(gateway: &Gateway, field: &str, bytes: usize) -> Result<(), ApiError> {
+    let (most, longest) = (gateway.prompt_tokens_max(), gateway.tokenizer.token_bytes_max().max(1));
+    if bytes / longest > most {
+        let message = format!(
+            "{bytes} bytes are more than {} tokens, at most {most} are served: shorten it",
+            bytes / longest
+        );
+        return Err(ApiError::field(field, "context_length_exceeded", message));
+    }
+    Ok(())
+}
+
+fn in_vocabulary(gateway: &Gateway, tokens: Vec<u32>) -> Result<Vec<u32>, ApiError> {
+    let vocab = gateway.tokenizer.vocab();
+    match tokens.iter().enumerate().find(|(_, id)| **id >= vocab) {
+        None => Ok(tokens),
+        Some((index, id)) => {
+            let message = format!("{id} is no token id: this model's are 0 to {}", vocab - 1);
+            let field = format!("prompt[{index}]");
+            Err(ApiError::field(&field, "token_out_of_range", message))
+        }
+    }
+}
+
 fn max_new_tokens(gateway: &Gateway, common: &Common, prompt: usize) -> Result<u32, ApiError> {
-    let room = TURN_TOKENS_MAX - prompt;
+    let most = gateway.turn_tokens_max();
+    let room = most.saturating_sub(prompt);
     let (field, asked) = match (common.max_completion_tokens, common.max_tokens) {
         (Some(asked), _) => ("max_completion_tokens", asked),
         (None, Some(asked)) => ("max_tokens", asked),
@@ -285,8 +328,7 @@ fn max_new_tokens(gateway: &Gateway, common: &Common, prompt: usize) -> Result<u
         .ok()
         .filter(|asked| *asked as usize <= room)
         .ok_or_else(|| {
-            let message =
-                format!("{asked}: prompt and answer may have {TURN_TOKENS_MAX} tokens, ask for at most {room}");
+            let message = format!("{asked}: prompt and answer may have {most} tokens, ask for at most {room}");
             ApiError::field(field, "invalid_value", message)
         })
 }

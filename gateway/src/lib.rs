@@ -52,6 +52,8 @@ pub struct GatewayConfig {
     pub vocab: u32,
     /// Longest prompt, in tokens. [`http::TURN_TOKENS_MAX`] holds besides.
     pub max_prompt_tokens: u32,
+    /// What prompt and answer may have together, in tokens: the model's context. [`http::TURN_TOKENS_MAX`] holds besides.
+    pub context_tokens: u32,
     /// Tokens generated when a request names no limit.
     pub default_max_tokens: u32,
     /// Longest body of a request, in bytes.
@@ -80,6 +82,7 @@ impl GatewayConfig {
             model: model.into(),
             vocab,
             max_prompt_tokens: 200_000,
+            context_tokens: u32::MAX,
             default_max_tokens: 256,
             max_body_bytes: 16 << 20,
             request_timeout: Duration::from_mins(10),
@@ -128,6 +131,16 @@ impl Gateway {
         }
     }
 
+    /// What prompt and answer may have together, in tokens.
+    pub(crate) fn turn_tokens_max(&self) -> usize {
+        http::TURN_TOKENS_MAX.min(self.config.context_tokens as usize)
+    }
+
+    /// Longest prompt, in tokens: one at least is left for the answer.
+    pub(crate) fn prompt_tokens_max(&self) -> usize {
+        (self.config.max_prompt_tokens as usize).min(self.turn_tokens_max().saturating_sub(1))
+    }
+
     /// Serves until `shutdown`; then takes no new connections and gives running turns ten seconds. What is not done by then is
     /// cancelled, and its client told.
     ///
@@ -166,8 +179,22 @@ pub async fn serve(
     listener: TcpListener,
     shutdown: CancellationToken,
 ) -> std::io::Result<()> {
-    let owners = Arc::new(LeaseOwners::new(Arc::clone(&bus)));
     let tokenizer = Arc::new(ByteTokenizer::new(config.vocab));
+    serve_with(config, tokenizer, bus, listener, shutdown).await
+}
+
+/// Serves a model with its own tokenizer, owners by shard leases, until `shutdown`.
+///
+/// # Errors
+/// What the listener says.
+pub async fn serve_with(
+    config: GatewayConfig,
+    tokenizer: Arc<dyn Tokenizer>,
+    bus: Arc<dyn Bus>,
+    listener: TcpListener,
+    shutdown: CancellationToken,
+) -> std::io::Result<()> {
+    let owners = Arc::new(LeaseOwners::new(Arc::clone(&bus)));
     Gateway::new(config, bus, owners, tokenizer)
         .serve(listener, shutdown)
         .await

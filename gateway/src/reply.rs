@@ -262,12 +262,19 @@ impl Reply {
         })
     }
 
+    /// `length` if the model was cut off, `stop` if it ended by itself, on the last token allowed perhaps.
+    fn finish_reason(&self) -> &'static str {
+        let answer = self.turn.answer();
+        let full = answer.len() >= self.turn.asked().max_new_tokens as usize;
+        let ended = answer.last().is_some_and(|last| self.gateway.tokenizer.ends(*last));
+        if full && !ended { "length" } else { "stop" }
+    }
+
     fn choice(&self, text: &str, tokens: &[u32], at_end: bool) -> Value {
-        let full = self.turn.answer().len() >= self.turn.asked().max_new_tokens as usize;
-        let reason = match (at_end, full) {
-            (false, _) => Value::Null,
-            (true, true) => json!("length"),
-            (true, false) => json!("stop"),
+        let reason = if at_end {
+            json!(self.finish_reason())
+        } else {
+            Value::Null
         };
         let mut choice = json!({"index": 0, "finish_reason": reason});
         match (self.wishes.shape, self.wishes.stream) {
