@@ -359,6 +359,10 @@ impl<E: Engine> Role for Decode<E> {
         self.heartbeat(now, out);
     }
 
+    fn wake_with(&mut self, wake: crate::engine::Wake) {
+        self.engine.wake_with(wake);
+    }
+
     fn handle(&mut self, now: Micros, input: Input, out: &mut Effects) {
         if let Input::Message(message) = &input {
             self.on_message(now, message, out);

@@ -225,6 +225,8 @@ fn encoded<T: Body>(message: &T) -> Option<Bytes> {
 pub trait Role: Send + 'static {
     /// Called once, before anything else: what to subscribe to.
     fn start(&mut self, now: Micros, out: &mut Effects);
+    /// Tells the role how to wake itself from another thread; called once, before the start.
+    fn wake_with(&mut self, _wake: crate::engine::Wake) {}
     /// Takes one input.
     fn handle(&mut self, now: Micros, input: Input, out: &mut Effects);
     /// When [`Input::Tick`] is due at the latest.

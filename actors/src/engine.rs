@@ -1,6 +1,8 @@
 //! What an engine must do for the prefill and decode roles (design §8). Engines live in `gpu-agent`.
 
-use pinion_schemas::{Micros, PageHash, RequestId};
+use pinion_schemas::{Micros, PageHash, RequestId, Sampling};
+use pinion_transfer::{Grant, PageRef};
+use std::sync::Arc;
 
 /// One turn for an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +13,8 @@ pub struct Job {
     pub tokens: Vec<u32>,
     /// Tokens to generate; 0 is prefill only.
     pub max_new_tokens: u32,
+    /// How they are chosen.
+    pub sampling: Sampling,
     /// Tenant, which separates page names.
     pub tenant: Option<String>,
 }
@@ -51,6 +55,9 @@ pub enum EngineOutput {
 /// A page on its way: its name, and what it holds (engine `sim`: the content hash; real KV goes over the transfer plane).
 pub type MovedPage = (PageHash, u64);
 
+/// Asks for a call of [`Engine::advance`] soon, from any thread.
+pub type Wake = Arc<dyn Fn() + Send + Sync>;
+
 /// An inference engine with its page pool, driven by time: the role calls [`Engine::advance`] when
 /// [`Engine::next_wakeup`] says so.
 pub trait Engine: Send + 'static {
@@ -69,6 +76,9 @@ pub trait Engine: Send + 'static {
     fn cancel(&mut self, request: RequestId) -> bool;
     /// When [`Engine::advance`] has something to do.
     fn next_wakeup(&self) -> Option<Micros>;
+    /// Tells whom to wake when there is something to do that [`Engine::next_wakeup`] could not foresee: an engine that computes
+    /// on threads of its own calls it when a step has ended.
+    fn wake_with(&mut self, _wake: Wake) {}
     /// Does what is due.
     fn advance(&mut self, now: Micros) -> Vec<EngineOutput>;
     /// How many leading pages of the chain can be used without recomputing.
@@ -82,6 +92,31 @@ pub trait Engine: Send + 'static {
     /// # Errors
     /// [`EngineError`]
     fn import(&mut self, parent: Option<PageHash>, pages: &[MovedPage]) -> Result<u64, EngineError>;
+    /// Leading pages of the chain with their bytes, for engines that have real ones (the others: none). They stay as they are
+    /// while someone holds them, even if the engine evicts them.
+    fn export_pages(&self, _chain: &[PageHash]) -> Vec<(PageHash, PageRef)> {
+        Vec::new()
+    }
+    /// Sets room for `pages` aside, evicting as needed, and lets who knows `key` fill it until `deadline`.
+    ///
+    /// # Errors
+    /// [`EngineError`]
+    fn grant(&mut self, _pages: u32, _key: u64, _deadline: Micros) -> Result<Grant, EngineError> {
+        Err(EngineError::Refused("this engine's pages have no bytes".into()))
+    }
+    /// Ends a grant and adds what came behind `parent`: `names[i]` is the name of the page in place i, and the first place that
+    /// is empty ends it. Returns how many pages were new. A grant that has ended adds none.
+    ///
+    /// # Errors
+    /// [`EngineError`]
+    fn import_granted(
+        &mut self,
+        _grant: u64,
+        _parent: Option<PageHash>,
+        _names: &[PageHash],
+    ) -> Result<u64, EngineError> {
+        Err(EngineError::Refused("this engine's pages have no bytes".into()))
+    }
     /// Tokens waiting for prefill.
     fn queued_tokens(&self) -> u64;
     /// Turns in the engine.

@@ -192,6 +192,7 @@ impl<E: Engine> Prefill<E> {
                 request,
                 tokens: work.seed.tokens.clone(),
                 max_new_tokens: 0,
+                sampling: pinion_schemas::Sampling::GREEDY,
                 tenant: work.seed.tenant.clone(),
             };
             match self.engine.submit(now, job) {
@@ -386,6 +387,10 @@ impl<E: Engine> Role for Prefill<E> {
         let all = self.subjects.worker(Kind::Prefill, &self.config.worker, "*");
         out.0.push(Effect::Subscribe(all.as_str().to_owned()));
         self.heartbeat(now, out);
+    }
+
+    fn wake_with(&mut self, wake: crate::engine::Wake) {
+        self.engine.wake_with(wake);
     }
 
     fn handle(&mut self, now: Micros, input: Input, out: &mut Effects) {

@@ -166,6 +166,10 @@ impl<R: Role> Actor for Shell<R> {
         };
         let mut out = Effects::default();
         let now = state.context.now();
+        let to_wake = myself.clone();
+        state.role.wake_with(Arc::new(move || {
+            let _ = to_wake.cast(Envelope::new(Input::Tick));
+        }));
         state.role.start(now, &mut out);
         // Subscriptions of the start stand before anybody can know of the actor.
         for effect in out.0 {

@@ -135,6 +135,7 @@ async fn begin(gateway: &Arc<Gateway>, shape: Shape, request: Request) -> Result
         time_left: Micros::ZERO,
         prompt,
         max_new_tokens,
+        sampling: pinion_schemas::Sampling::GREEDY,
         answer_so_far: Vec::new(),
         stream: String::new(),
     };

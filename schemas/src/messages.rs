@@ -6,6 +6,7 @@
 use crate::hash::PageHash;
 use crate::ids::{Epoch, PermitId, RequestId, SessionId, TurnIndex, WorkerId};
 use crate::reasons::{AbortReason, Class, MigrationReason, Path, RejectReason, SeedReason};
+use crate::sampling::Sampling;
 use crate::time::Micros;
 use crate::wire::Schema;
 use rkyv::{Archive, Deserialize, Serialize};
@@ -32,7 +33,7 @@ macro_rules! messages {
 messages! {
     /// Session actor to decode actor: run this turn, directly if you can. Answered by [`Started`], [`Permit`],
     /// [`PermitQueued`] or [`Reject`]; what follows goes to `notify`.
-    1 / 2 Run {
+    1 / 3 Run {
         /// The client's request.
         request: RequestId,
         /// Attempt of the turn; facts of older attempts change nothing.
@@ -61,6 +62,8 @@ messages! {
         already_sent: u32,
         /// Most tokens to generate beyond `tokens`.
         max_new_tokens: u32,
+        /// How they are chosen.
+        sampling: Sampling,
         /// Whether the session stays here.
         keep: bool,
         /// Subject for [`Chunk`] and [`Completed`].
@@ -330,7 +333,7 @@ messages! {
         epoch: Epoch,
     }
     /// Gateway to the control node that owns the session: serve this turn. Answered by [`Accepted`] or [`Failed`].
-    24 / 1 Submit {
+    24 / 2 Submit {
         /// The client's request; the same id again is the same turn.
         request: RequestId,
         /// The session.
@@ -345,6 +348,8 @@ messages! {
         prompt: Vec<u32>,
         /// Most tokens to generate, the answer so far included.
         max_new_tokens: u32,
+        /// How they are chosen.
+        sampling: Sampling,
         /// Tokens of the answer the client has, when an owner is replaced in mid-turn.
         answer_so_far: Vec<u32>,
         /// Subject for the stream.
@@ -437,6 +442,7 @@ mod tests {
             tokens: (0..140).collect(),
             already_sent: 0,
             max_new_tokens: 16,
+            sampling: Sampling::GREEDY,
             keep: true,
             stream: "pinion.c.turn.7.stream".into(),
             notify: "pinion.c.router.r0.notify".into(),

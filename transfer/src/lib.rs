@@ -1,6 +1,24 @@
 //! The transfer plane: how pages move from node to node.
 //!
-//! So far there is [`sim`], the link whose time is modelled while the (tiny) pages of the simulated engine travel on the bus.
-//! Transports for real pages join it here.
+//! [`pool`] is a node's page memory, [`grant`] what peers may write into it. [`tcp`] sends pages to another node, [`shm`] to another
+//! process of the same one; both fill granted slots and check each page's digest ([`layout::digest`]). [`sim`] is the link whose time
+//! is modelled while the (tiny) pages of the simulated engine travel on the bus.
 
+mod frame;
+pub mod grant;
+pub mod layout;
+pub mod pool;
+mod region;
+pub mod send;
+mod serve;
+pub mod shm;
 pub mod sim;
+pub mod tcp;
+#[cfg(test)]
+mod testing;
+
+pub use frame::{FrameError, PageState};
+pub use grant::{Grant, Inbox};
+pub use layout::{Dtype, Layout};
+pub use pool::{PageRef, Pool};
+pub use send::{SendError, Transport};

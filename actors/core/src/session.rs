@@ -14,8 +14,8 @@
 //! In every state `Cancelled`, `Superseded` and the turn's deadline end it, and losing the D it is on re-routes it. "–"
 //! changes nothing. Every fact about a turn carries the number of the attempt it belongs to; one of an older attempt changes
 //! nothing (I7). Each accepted turn ends with exactly one [`Action::Finish`] (I1), and by then every leg it opened has
-//! completed or got an [`Action::Abort`] (I12), except that legs outlive their owner: the next one takes them over. The answer's tokens are relayed once each and in order, whatever workers did
-//! (I2). Turns run one at a time, so they commit in order (I6).
+//! completed or got an [`Action::Abort`] (I12), except that seeds and running legs outlive their owner: the next one takes them
+//! over. The answer's tokens are relayed once each and in order, whatever workers did (I2). Turns run one at a time, so they commit in order (I6).
 //!
 //! **When the pin moves** (`Session::bind`): only with a completed turn, and never for a passing reject.
 //! At once if the pinned D is lost or leaves. Else when it has rejected the session τ times since it last served it directly,
@@ -355,8 +355,10 @@ impl Session {
         ends: impl Fn(&Turn) -> bool,
     ) {
         if let Some(active) = self.active.take_if(|a| ends(&a.turn)) {
-            // For the next owner a leg goes on: it asks the same D, which then tells it instead (design §4).
-            if reason != AbortReason::Superseded {
+            // For the next owner work goes on: it asks the same D, which then tells it instead (design §4). A mere promise does
+            // not: should the next owner ask elsewhere, nobody would give it back.
+            let works = matches!(active.state, State::Seeding { .. } | State::Running { .. });
+            if reason != AbortReason::Superseded || !works {
                 active.abort(reason, out);
             }
             self.finish(active.turn.request, outcome, out);

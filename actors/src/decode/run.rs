@@ -263,6 +263,7 @@ impl<E: Engine> Decode<E> {
             request,
             tokens: turn.run.tokens.clone(),
             max_new_tokens: turn.run.max_new_tokens,
+            sampling: turn.run.sampling,
             tenant: turn.run.tenant.clone(),
         };
         match self.engine.submit(now, job) {

@@ -195,6 +195,7 @@ impl Sessions {
             tokens: [&turn.submit.prompt[..], sent].concat(),
             already_sent: sent.len() as u32,
             max_new_tokens: turn.submit.max_new_tokens.saturating_sub(sent.len() as u32),
+            sampling: turn.submit.sampling,
             keep,
             stream: turn.submit.stream.clone(),
             notify: self.notify.clone(),

@@ -161,7 +161,7 @@ impl Sessions {
     }
 
     /// A D has taken, or promised room to, a turn that is over or is tried elsewhere by now: it gets that back at once, not at
-    /// its deadline. Of a session that has another owner by now, that one takes it over.
+    /// its deadline. Of a session that has another owner by now it was given back when that one came.
     pub(super) fn give_back(
         &self,
         request: RequestId,

@@ -64,6 +64,7 @@ async fn run(seed: u64) -> (Vec<u32>, Duration) {
         time_left: Micros::ZERO,
         prompt: vec![1, 2, 3],
         max_new_tokens: 64,
+        sampling: pinion_schemas::Sampling::GREEDY,
         answer_so_far: Vec::new(),
         stream: String::new(),
     };

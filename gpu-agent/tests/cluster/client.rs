@@ -74,6 +74,7 @@ impl Clients {
             time_left: Micros(DEADLINE.as_micros() as u64),
             prompt,
             max_new_tokens: n,
+            sampling: pinion_schemas::Sampling::GREEDY,
             answer_so_far: Vec::new(),
             stream: self.subjects.stream(request).as_str().to_owned(),
         };

@@ -52,6 +52,7 @@ fn serve(sessions: &mut Sessions, i: u64, turn: u64, decode: &WorkerId) {
         time_left: Micros::from_secs(600),
         prompt: vec![7; 200],
         max_new_tokens: 4,
+        sampling: pinion_schemas::Sampling::GREEDY,
         answer_so_far: Vec::new(),
         stream: format!("pinion.bench.turn.{:032x}.stream", request.0),
     };

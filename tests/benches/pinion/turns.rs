@@ -221,6 +221,7 @@ fn direct(engine: &mut SimEngine, origin: Instant, number: u128, prompt: &str) -
         request,
         tokens: prompt.bytes().map(u32::from).collect(),
         max_new_tokens: ANSWER,
+        sampling: pinion_schemas::Sampling::GREEDY,
         tenant: None,
     };
     let begun = Instant::now();

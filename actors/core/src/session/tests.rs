@@ -340,6 +340,27 @@ fn a_worker_lost_in_mid_stream_does_not_show_in_the_stream() {
 }
 
 #[test]
+fn a_superseded_owner_gives_promises_back_and_lets_work_go_on() {
+    let said = [
+        (None, true),
+        (Some(TurnFact::Queued), true),
+        (Some(TurnFact::Permit(PermitId(1))), false),
+        (Some(TurnFact::Started), false),
+    ];
+    for (heard, given_back) in said {
+        let mut session = Session::new(Epoch(0));
+        session.step(Micros(0), Fact::Arrived(turn(1)));
+        session.step(Micros(0), about(1, 0, free(&[0])));
+        if let Some(fact) = heard.clone() {
+            session.step(Micros(0), about(1, 0, fact));
+        }
+        let out = session.step(Micros(1), Fact::Superseded(Epoch(1)));
+        let aborts = out.iter().filter(|a| matches!(a, Action::Abort { .. })).count();
+        assert_eq!(aborts, usize::from(given_back), "{heard:?}: {out:?}");
+    }
+}
+
+#[test]
 fn without_a_worker_the_turn_ends_at_its_deadline_with_a_reason() {
     let mut session = Session::new(Epoch(0));
     session.step(Micros(0), Fact::Arrived(turn(1)));
