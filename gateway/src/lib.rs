@@ -1,7 +1,8 @@
 //! The HTTP front of Pinion: one request in, one turn on the bus, one gapless stream out.
 //!
-//! A request takes this way: [`http`] checks it, [`identity`] finds its session, [`tokenizer`] makes it tokens,
-//! [`turn`] brings it to the control node that [`owners`] knows and back (in steps of `link`), and `reply` tells it to the client.
+//! A request takes this way: [`http`] reads it, `params` checks what it sets, `prompt` makes it tokens with the model's
+//! [`tokenizer`], [`identity`] finds its session, [`turn`] brings it to the control node that [`owners`] knows and back (in
+//! steps of `link`), and `reply` tells it to the client, up to a text of `stop`.
 //! A gateway holds no truth: kill it, and only its own clients notice.
 
 use std::net::SocketAddr;
@@ -24,7 +25,10 @@ mod link;
 pub mod metrics;
 pub mod openai;
 pub mod owners;
+mod params;
+mod prompt;
 mod reply;
+mod stop;
 pub mod tokenizer;
 pub mod turn;
 

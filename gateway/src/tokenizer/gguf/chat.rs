@@ -7,8 +7,8 @@
 //! content or across its ends; those that are found are the template's. Then the guards are taken out again.
 //! Placeholders instead of contents would do that, too, but templates trim contents and look into them.
 //!
-//! An assistant's content is a segment of its own: its tokens are not merged with the template's text around it. The model
-//! wrote them behind the template's text, and so they come back the same. All other contents are encoded together with the
+//! An assistant's content is a segment of its own, white space and all: its tokens are not merged with the template's text
+//! around it. The model wrote them behind the template's text, and so they come back the same. All other contents are encoded together with the
 //! text around them, as the model was trained on.
 
 use aho_corasick::{AhoCorasick, MatchKind};
@@ -90,30 +90,46 @@ impl Guards {
             "function" => "tool",
             other => other,
         };
-        let edge = if role == "assistant" { self.wall } else { self.join };
-        Ok(Line {
-            role,
-            content: self.guarded(&message.content, edge, specials),
-        })
+        let content = if role == "assistant" {
+            self.walled(&message.content, specials)
+        } else {
+            self.guarded(&message.content, specials)
+        };
+        Ok(Line { role, content })
     }
 
     /// Guards stand inside the white space at the ends, so that templates can trim it.
-    fn guarded(self, content: &str, edge: char, specials: &Specials) -> String {
+    fn guarded(self, content: &str, specials: &Specials) -> String {
         let body = content.trim();
         let (before, after) = content.split_at(content.len() - content.trim_start().len());
         let after = after.get(body.len()..).unwrap_or_default();
         let mut out = String::with_capacity(content.len() + content.len() / 8 + 16);
         out.push_str(before);
-        out.push(edge);
-        for c in body.chars() {
+        out.push(self.join);
+        self.broken(body, specials, &mut out);
+        out.push(self.join);
+        out.push_str(after);
+        out
+    }
+
+    /// Walls stand outside the white space: a template that trims answers would change what the model wrote, and the
+    /// session's next prompt would depart from its last one.
+    fn walled(self, content: &str, specials: &Specials) -> String {
+        let mut out = String::with_capacity(content.len() + content.len() / 8 + 16);
+        out.push(self.wall);
+        self.broken(content, specials, &mut out);
+        out.push(self.wall);
+        out
+    }
+
+    /// With a guard behind every character with which a control token begins.
+    fn broken(self, text: &str, specials: &Specials, out: &mut String) {
+        for c in text.chars() {
             out.push(c);
             if specials.first.contains(&c) {
                 out.push(self.join);
             }
         }
-        out.push(edge);
-        out.push_str(after);
-        out
     }
 
     /// A template's text as segments, without guards.
@@ -152,8 +168,8 @@ mod tests {
         let guards = Guards::of(messages).unwrap();
         let lines = guards.lines(messages, &specials).unwrap();
         // The hardest template: half a control token on either side of a content.
-        let rendered: String = lines.iter().map(|line| format!("<|a|>y<|{}|>", line.content)).collect();
-        guards.segments(&rendered, &specials)
+        let rendered: Vec<_> = lines.iter().map(|line| format!("<|a|>y<|{}|>", line.content)).collect();
+        guards.segments(&rendered.concat(), &specials)
     }
 
     #[test]
@@ -192,8 +208,10 @@ mod tests {
     #[test]
     fn an_answer_is_a_segment_of_its_own() {
         let text = |text: &str| Segment::Text(text.into());
-        let got = segments(&[spoken("assistant", "so <|b|>")]);
-        assert_eq!(got, [Segment::Control(7), text("y<|"), text("so <|b|>"), text("|>")]);
+        for answer in ["so <|b|>", "\n so \n", "\n"] {
+            let got = segments(&[spoken("assistant", answer)]);
+            assert_eq!(got, [Segment::Control(7), text("y<|"), text(answer), text("|>")]);
+        }
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The metadata of a GGUF file, read with bounds: a header is a file's word, and files come from anywhere. A general
 //! reader allocates what a length field says and recurses as deep as arrays nest; here both have limits, and what is
-//! beyond them is an error.
+//! beyond them is an error. Arrays that nobody asks for are read over and not kept.
 
 use std::collections::HashMap;
 use std::io::Read;
@@ -13,6 +13,9 @@ const TEXT_BYTES_MAX: u64 = 1 << 20;
 const KEYS_MAX: u64 = 4_096;
 /// Entries of one array.
 const ENTRIES_MAX: u64 = 1 << 20;
+/// Kinds of values: a text, and an array.
+const TEXT: u32 = 8;
+const ARRAY: u32 = 9;
 
 /// Why a header cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +67,7 @@ enum Value {
     Text(String),
     Numbers(Vec<i64>),
     Texts(Vec<String>),
-    /// An array of floats or truths: nothing here needs one.
+    /// An array that nothing here needs.
     Skipped,
 }
 
@@ -75,8 +78,8 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Reads the metadata at the beginning of a file; little-endian, versions 2 and 3.
-    pub(super) fn read(file: impl Read) -> Result<Self, HeaderError> {
+    /// Reads the metadata at the beginning of a file; little-endian, versions 2 and 3. Only the arrays at `arrays` are kept.
+    pub(super) fn read(file: impl Read, arrays: &[&str]) -> Result<Self, HeaderError> {
         let mut source = Source(file.take(BYTES_MAX));
         if source.bytes::<4>()? != *b"GGUF" {
             return Err(HeaderError::Magic);
@@ -90,8 +93,11 @@ impl Header {
         let mut values = HashMap::new();
         for _ in 0..keys {
             let key = source.text()?;
-            let kind = source.u32()?;
-            values.insert(key, source.value(kind)?);
+            let value = match source.u32()? {
+                ARRAY => source.array(arrays.contains(&key.as_str()))?,
+                kind => source.value(kind)?,
+            };
+            values.insert(key, value);
         }
         Ok(Self { values })
     }
@@ -204,25 +210,26 @@ impl<R: Read> Source<R> {
                 Value::Float
             }
             7 => Value::Bool(self.bytes::<1>()? != [0]),
-            8 => Value::Text(self.text()?),
-            9 => self.array()?,
+            TEXT => Value::Text(self.text()?),
             number => Value::Number(self.number(number)?),
         })
     }
 
-    fn array(&mut self) -> Result<Value, HeaderError> {
+    fn array(&mut self, keep: bool) -> Result<Value, HeaderError> {
         let kind = self.u32()?;
         let entries = at_most("entries of an array", self.u64()?, ENTRIES_MAX)?;
         Ok(match kind {
-            8 => Value::Texts((0..entries).map(|_| self.text()).collect::<Result<_, _>>()?),
-            6 | 7 | 12 => {
+            TEXT if keep => Value::Texts((0..entries).map(|_| self.text()).collect::<Result<_, _>>()?),
+            0..=5 | 10..=11 if keep => {
+                Value::Numbers((0..entries).map(|_| self.number(kind)).collect::<Result<_, _>>()?)
+            }
+            // Arrays of arrays are refused there: following them would take a hostile file's depth.
+            other => {
                 for _ in 0..entries {
-                    self.value(kind)?;
+                    self.value(other)?;
                 }
                 Value::Skipped
             }
-            // Arrays of arrays are refused there: following them would take a hostile file's depth.
-            number => Value::Numbers((0..entries).map(|_| self.number(number)).collect::<Result<_, _>>()?),
         })
     }
 }

@@ -51,7 +51,7 @@ pub enum GgufError {
     #[error(transparent)]
     Header(#[from] HeaderError),
     /// A vocabulary of another make.
-    #[error("tokenizer.ggml.model is {0:?}, only \"gpt2\" (byte-level byte pairs) is supported")]
+    #[error("tokenizer.ggml.model is {0:?}, only \"gpt2\" (byte-level byte pairs) is supported: use such a model")]
     Model(String),
     /// A way to cut texts that is not known.
     #[error("tokenizer.ggml.pre is {0:?}, supported are: {supported}", supported = pre::SUPPORTED)]
@@ -99,7 +99,7 @@ impl GgufTokenizer {
     /// # Errors
     /// As [`GgufTokenizer::open`].
     pub fn read(file: impl Read) -> Result<Self, GgufError> {
-        let mut header = Header::read(file)?;
+        let mut header = Header::read(file, &[TOKENS, TYPES, MERGES])?;
         let model = header.text(MODEL)?.unwrap_or_default();
         if model != "gpt2" {
             return Err(GgufError::Model(model.to_owned()));

@@ -71,6 +71,7 @@ impl Template {
     }
 }
 
+#[allow(clippy::needless_pass_by_value, reason = "filters take their arguments by value")]
 /// JSON with Python's separators, and with `indent` over several lines.
 fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
@@ -141,8 +142,8 @@ fn strftime(format: &str, unix_days: u64) -> Result<String, Error> {
         }
         match chars.next() {
             Some('Y') => out.push_str(&year.to_string()),
-            Some('m') => out.push_str(&format!("{month:02}")),
-            Some('d') => out.push_str(&format!("{day:02}")),
+            Some('m') => two_digits(month, &mut out),
+            Some('d') => two_digits(day, &mut out),
             Some('B') => out.push_str(name),
             Some('b') => out.push_str(name.get(..3).unwrap_or(name)),
             Some('%') => out.push('%'),
@@ -154,6 +155,13 @@ fn strftime(format: &str, unix_days: u64) -> Result<String, Error> {
         }
     }
     Ok(out)
+}
+
+fn two_digits(number: u64, out: &mut String) {
+    if number < 10 {
+        out.push('0');
+    }
+    out.push_str(&number.to_string());
 }
 
 /// Year, month and day of a day counted from 1970-01-01, in the Gregorian calendar.

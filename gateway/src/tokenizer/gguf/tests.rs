@@ -53,6 +53,7 @@ struct GoldenChat {
     ids: Vec<u32>,
 }
 
+/// The texts' ids are those of an implementation of GPT-2's byte pairs that shares no code with this one.
 fn golden() -> Golden {
     serde_json::from_str(include_str!("golden.json")).unwrap()
 }
@@ -195,7 +196,9 @@ fn texts(out: &mut Vec<u8>, key: &str, all: &[String]) {
     text(out, key);
     out.extend([9u32.to_le_bytes(), 8u32.to_le_bytes()].concat());
     out.extend((all.len() as u64).to_le_bytes());
-    all.iter().for_each(|entry| text(out, entry));
+    for entry in all {
+        text(out, entry);
+    }
 }
 
 /// A file with a vocabulary of `a` to `z` and two merges.
