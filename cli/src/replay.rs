@@ -1,6 +1,7 @@
 //! `pinion replay`.
 
 use crate::config::Config;
+use crate::model::Served;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use pinion_eval::replay::{PromptMode, ReplayOptions, bar, replay, write_jsonl};

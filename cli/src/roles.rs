@@ -66,7 +66,7 @@ pub async fn gateway(config: &Config, id: &str) -> anyhow::Result<()> {
     let listener = tokio::net::TcpListener::bind(listen)
         .await
         .with_context(|| format!("cannot listen on {listen}: is another gateway running? set gateway.listen"))?;
-    let mut gateway = GatewayConfig::new(listen, config.cluster()?, id, model.name, model.tokenizer.vocab());
+    let mut gateway = GatewayConfig::new(listen, config.cluster()?, id, model.name);
     gateway.context_tokens = model.context_tokens.unwrap_or(gateway.context_tokens);
     gateway.max_prompt_tokens = config.gateway.max_prompt_tokens;
     gateway.request_timeout = Duration::from_secs(config.gateway.request_timeout_secs);
@@ -78,7 +78,7 @@ pub async fn gateway(config: &Config, id: &str) -> anyhow::Result<()> {
         stop.cancel();
     });
     tracing::info!(%listen, "gateway is up");
-    pinion_gateway::serve_with(gateway, model.tokenizer, bus as Arc<dyn Bus>, listener, shutdown).await?;
+    pinion_gateway::serve(gateway, model.tokenizer, bus as Arc<dyn Bus>, listener, shutdown).await?;
     Ok(())
 }
 

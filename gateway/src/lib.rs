@@ -34,7 +34,7 @@ pub mod turn;
 
 use metrics::Metrics;
 use owners::{LeaseOwners, Owners};
-use tokenizer::{ByteTokenizer, Tokenizer};
+use tokenizer::Tokenizer;
 
 /// How long `/health` waits for the bus.
 pub(crate) const HEALTH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -52,8 +52,6 @@ pub struct GatewayConfig {
     pub listen: SocketAddr,
     /// The one model served.
     pub model: String,
-    /// Token ids are below this.
-    pub vocab: u32,
     /// Longest prompt, in tokens. [`http::TURN_TOKENS_MAX`] holds besides.
     pub max_prompt_tokens: u32,
     /// What prompt and answer may have together, in tokens: the model's context. [`http::TURN_TOKENS_MAX`] holds besides.
@@ -79,12 +77,11 @@ pub struct GatewayConfig {
 }
 
 impl GatewayConfig {
-    /// The usual limits, for a model with `vocab` token ids.
-    pub fn new(listen: SocketAddr, cluster: ClusterId, id: WorkerId, model: impl Into<String>, vocab: u32) -> Self {
+    /// The usual limits.
+    pub fn new(listen: SocketAddr, cluster: ClusterId, id: WorkerId, model: impl Into<String>) -> Self {
         Self {
             listen,
             model: model.into(),
-            vocab,
             max_prompt_tokens: 200_000,
             context_tokens: u32::MAX,
             default_max_tokens: 256,
@@ -173,25 +170,11 @@ impl Gateway {
     }
 }
 
-/// Serves the engine `sim` (bytes as tokens), owners by shard leases, until `shutdown`.
+/// Serves a model with its tokenizer, owners by shard leases, until `shutdown`.
 ///
 /// # Errors
 /// What the listener says.
 pub async fn serve(
-    config: GatewayConfig,
-    bus: Arc<dyn Bus>,
-    listener: TcpListener,
-    shutdown: CancellationToken,
-) -> std::io::Result<()> {
-    let tokenizer = Arc::new(ByteTokenizer::new(config.vocab));
-    serve_with(config, tokenizer, bus, listener, shutdown).await
-}
-
-/// Serves a model with its own tokenizer, owners by shard leases, until `shutdown`.
-///
-/// # Errors
-/// What the listener says.
-pub async fn serve_with(
     config: GatewayConfig,
     tokenizer: Arc<dyn Tokenizer>,
     bus: Arc<dyn Bus>,

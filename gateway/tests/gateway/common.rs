@@ -8,7 +8,7 @@ use futures::StreamExt;
 use pinion_bus::sim::{Faults, SimNet};
 use pinion_bus::{Bus, Headers, Message};
 use pinion_gateway::tokenizer::{ByteTokenizer, Tokenizer};
-use pinion_gateway::{GatewayConfig, serve_with};
+use pinion_gateway::{GatewayConfig, serve};
 use pinion_schemas::messages::{Accepted, Cancel, Chunk, Completed, Failed, Probe, ProbeAck, Submit};
 use pinion_schemas::shard::{SHARDS, lease_key};
 use pinion_schemas::subject::{Kind, Subjects};
@@ -77,11 +77,11 @@ impl World {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (cluster, id) = (ClusterId::new("test").unwrap(), WorkerId::new("g0").unwrap());
-        let mut config = GatewayConfig::new(address, cluster, id, MODEL, VOCAB);
+        let mut config = GatewayConfig::new(address, cluster, id, MODEL);
         config.request_timeout = Duration::from_secs(20);
         change(&mut config);
         let stop = CancellationToken::new();
-        let server = tokio::spawn(serve_with(config, tokenizer, bus, listener, stop.clone()));
+        let server = tokio::spawn(serve(config, tokenizer, bus, listener, stop.clone()));
         let client = reqwest::Client::new();
         Self {
             net,
