@@ -58,9 +58,10 @@ async fn completions(State(gateway): State<Arc<Gateway>>, request: Request) -> R
 }
 
 async fn models(State(gateway): State<Arc<Gateway>>) -> Response {
+    let context = gateway.turn_tokens_max().min(gateway.config.max_prompt_tokens as usize);
     let model = json!({
         "id": gateway.config.model, "object": "model", "created": gateway.started, "owned_by": "pinion",
-        "max_model_len": gateway.config.max_prompt_tokens,
+        "max_model_len": context,
     });
     Json(json!({"object": "list", "data": [model]})).into_response()
 }
