@@ -16,6 +16,9 @@ use aho_corasick::{AhoCorasick, MatchKind};
 use super::template::Line;
 use crate::tokenizer::{ChatError, Spoken};
 
+/// All control tokens together, in bytes. A finder takes a few dozen times as much; models have a thousand such tokens at most.
+const SPECIAL_BYTES_MAX: usize = 1 << 20;
+
 /// What a template's text consists of.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Segment {
@@ -34,8 +37,14 @@ pub(super) struct Specials {
 }
 
 impl Specials {
-    /// Of texts and their ids. Texts of less than two characters are left out: no guard fits into them.
-    pub(super) fn new(tokens: &[(String, u32)]) -> Result<Self, aho_corasick::BuildError> {
+    /// Of texts and their ids. Texts of less than two characters are left out: no guard fits into them. Says what is wrong.
+    pub(super) fn new(tokens: &[(String, u32)]) -> Result<Self, String> {
+        let bytes: usize = tokens.iter().map(|(text, _)| text.len()).sum();
+        if bytes > SPECIAL_BYTES_MAX {
+            return Err(format!(
+                "its control tokens have {bytes} bytes, at most {SPECIAL_BYTES_MAX}"
+            ));
+        }
         let tokens: Vec<_> = tokens
             .iter()
             .filter(|(text, _)| text.chars().nth(1).is_some())
@@ -46,7 +55,8 @@ impl Specials {
         Ok(Self {
             finder: AhoCorasick::builder()
                 .match_kind(MatchKind::LeftmostLongest)
-                .build(tokens.iter().map(|(text, _)| text))?,
+                .build(tokens.iter().map(|(text, _)| text))
+                .map_err(|error| error.to_string())?,
             ids: tokens.iter().map(|(_, id)| *id).collect(),
             first,
         })

@@ -121,9 +121,13 @@ impl Header {
         }
     }
 
-    /// Whether the key is there and true.
-    pub(super) fn is_true(&self, key: &str) -> bool {
-        self.values.get(key) == Some(&Value::Bool(true))
+    /// A truth, if the key is there.
+    pub(super) fn truth(&self, key: &str) -> Result<Option<bool>, HeaderError> {
+        match self.values.get(key) {
+            None => Ok(None),
+            Some(Value::Bool(truth)) => Ok(Some(*truth)),
+            Some(_) => Err(wrong(key, "true or false")),
+        }
     }
 
     /// An array of texts, which is taken out.

@@ -32,6 +32,10 @@ const BOS: &str = "tokenizer.ggml.bos_token_id";
 const EOS: &str = "tokenizer.ggml.eos_token_id";
 /// The end of a turn, in models that tell it from the end of a text.
 const EOT: &str = "tokenizer.ggml.eot_token_id";
+/// Whether a text begins with the token of beginnings.
+const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+/// Names of tokens that end a turn, for files that do not say which one does.
+const TURN_ENDS: [&str; 4] = ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>"];
 const TEMPLATE: &str = "tokenizer.chat_template";
 /// Longest name of a token, in bytes.
 const TOKEN_BYTES_MAX: usize = 1 << 10;
@@ -110,9 +114,10 @@ impl GgufTokenizer {
         let types = header.take_numbers(TYPES)?;
         let merges = header.take_texts(MERGES)?;
         let words = Words::new(&tokens, types.as_deref()).map_err(GgufError::Vocabulary)?;
-        let specials = Specials::new(&words.specials(&tokens));
+        let specials = words.specials(&tokens);
         let (bos, eos) = (known(&header, BOS, &tokens)?, known(&header, EOS, &tokens)?);
-        let eot = known(&header, EOT, &tokens)?;
+        let ends = ends([eos, known(&header, EOT, &tokens)?], &specials);
+        let add_bos = header.truth(ADD_BOS)?.unwrap_or(cut.bos);
         let name_of = |id: Option<u32>| id.and_then(|id| tokens.get(id as usize)).map_or("", String::as_str);
         let template = header
             .text(TEMPLATE)?
@@ -120,12 +125,12 @@ impl GgufTokenizer {
         Ok(Self {
             pairs: pairs(&tokens, &words, merges, cut)?,
             words: Arc::new(words),
-            specials: specials.map_err(|error| GgufError::Vocabulary(error.to_string()))?,
+            specials: Specials::new(&specials).map_err(GgufError::Vocabulary)?,
             template: template
                 .transpose()
                 .map_err(|error| GgufError::Template(error.to_string()))?,
-            bos: bos.filter(|_| header.is_true("tokenizer.ggml.add_bos_token")),
-            ends: eos.into_iter().chain(eot).collect(),
+            bos: bos.filter(|_| add_bos),
+            ends,
             name: header.text("general.name")?.map(str::to_owned),
             context: context(&header)?,
         })
@@ -203,6 +208,15 @@ fn known(header: &Header, key: &str, tokens: &[String]) -> Result<Option<u32>, G
         None => Ok(id),
         Some(id) => Err(GgufError::Vocabulary(format!("{key} is {id}, beyond the vocabulary"))),
     }
+}
+
+/// The ids that end an answer: those that the file names, and control tokens of known names.
+fn ends(said: [Option<u32>; 2], specials: &[(String, u32)]) -> Vec<u32> {
+    let named = specials.iter().filter(|(text, _)| TURN_ENDS.contains(&text.as_str()));
+    let mut ends: Vec<u32> = said.into_iter().flatten().chain(named.map(|(_, id)| *id)).collect();
+    ends.sort_unstable();
+    ends.dedup();
+    ends
 }
 
 fn context(header: &Header) -> Result<Option<u32>, GgufError> {

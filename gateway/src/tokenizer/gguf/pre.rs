@@ -9,7 +9,7 @@ use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
 use tokenizers::{NormalizerWrapper, SplitDelimiterBehavior};
 
 /// The names that [`Cut::named`] knows.
-pub(super) const SUPPORTED: &str = "smollm, gpt-2, llama-bpe, qwen2";
+pub(super) const SUPPORTED: &str = "smollm, gpt-2, llama-bpe, llama3, llama-v3, qwen2";
 
 const LLAMA_BPE: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str =
@@ -21,6 +21,8 @@ pub(super) struct Cut {
     pub(super) normalizer: Option<NormalizerWrapper>,
     /// Whether a piece that is a token as a whole is taken as that, whatever the merges say.
     pub(super) whole_pieces: bool,
+    /// Whether a text that is to be completed begins with the token of beginnings, if the file does not say.
+    pub(super) bos: bool,
 }
 
 impl Cut {
@@ -28,17 +30,19 @@ impl Cut {
     pub(super) fn named(name: &str) -> Option<Self> {
         // Spaces are never put in front, and offsets are not asked for. GPT-2's pattern is built in.
         let gpt2 = ByteLevel::new(false, false, true);
-        let (pre_tokenizer, nfc, whole_pieces) = match name {
-            "gpt-2" => (gpt2.into(), false, false),
-            "smollm" => (in_order(vec![Digits::new(true).into(), gpt2.into()]), false, false),
-            "llama-bpe" => (by_pattern(LLAMA_BPE)?, false, true),
-            "qwen2" => (by_pattern(QWEN2)?, true, false),
+        let pre_tokenizer = match name {
+            "gpt-2" => gpt2.into(),
+            "smollm" => in_order(vec![Digits::new(true).into(), gpt2.into()]),
+            "llama-bpe" | "llama3" | "llama-v3" => by_pattern(LLAMA_BPE)?,
+            "qwen2" => by_pattern(QWEN2)?,
             _ => return None,
         };
+        let llama = name.starts_with("llama");
         Some(Self {
             pre_tokenizer,
-            normalizer: nfc.then(|| NFC.into()),
-            whole_pieces,
+            normalizer: (name == "qwen2").then(|| NFC.into()),
+            whole_pieces: llama,
+            bos: llama,
         })
     }
 }

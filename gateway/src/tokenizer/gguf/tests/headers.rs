@@ -45,9 +45,64 @@ fn small(pre: &str) -> Vec<u8> {
     out.extend([9u32.to_le_bytes(), 5u32.to_le_bytes()].concat());
     out.extend((tokens.len() as u64).to_le_bytes());
     (0..tokens.len()).for_each(|i| out.extend(if i == 28 { 3i32 } else { 1 }.to_le_bytes()));
-    text(&mut out, EOS);
-    out.extend([4u32.to_le_bytes(), 28u32.to_le_bytes()].concat());
+    number(&mut out, EOS, 28);
     out
+}
+
+fn number(out: &mut Vec<u8>, key: &str, value: u32) {
+    text(out, key);
+    out.extend([4u32.to_le_bytes(), value.to_le_bytes()].concat());
+}
+
+/// The same with more keys.
+fn with_more(pre: &str, more: impl Fn(&mut Vec<u8>), keys: u64) -> Vec<u8> {
+    let mut file = small(pre);
+    file[16..24].copy_from_slice(&(7 + keys).to_le_bytes());
+    more(&mut file);
+    file
+}
+
+/// The token of beginnings goes before a text where the file says so, or where such models expect it.
+#[test]
+fn a_text_begins_as_the_model_expects() {
+    let truth = |out: &mut Vec<u8>, truth: u8| {
+        number(out, BOS, 3);
+        text(out, ADD_BOS);
+        out.extend([&7u32.to_le_bytes()[..], &[truth]].concat());
+    };
+    for (file, want) in [
+        (small("llama-bpe"), vec![26]),
+        (with_more("llama-bpe", |out| number(out, BOS, 3), 1), vec![3, 26]),
+        (with_more("llama-bpe", |out| truth(out, 0), 2), vec![26]),
+        (with_more("smollm", |out| number(out, BOS, 3), 1), vec![26]),
+        (with_more("smollm", |out| truth(out, 1), 2), vec![3, 26]),
+    ] {
+        assert_eq!(GgufTokenizer::read(file.as_slice()).unwrap().encode("ab"), want);
+    }
+}
+
+/// Arrays that nobody asks for cost no memory, and none costs a stack.
+#[test]
+fn other_arrays_are_read_over() {
+    let floats = |out: &mut Vec<u8>| {
+        text(out, "tokenizer.ggml.scores");
+        out.extend([9u32.to_le_bytes(), 6u32.to_le_bytes()].concat());
+        out.extend(2u64.to_le_bytes());
+        out.extend([0; 8]);
+    };
+    assert!(GgufTokenizer::read(with_more("smollm", floats, 1).as_slice()).is_ok());
+    let nested = |out: &mut Vec<u8>| {
+        text(out, "x");
+        out.extend(9u32.to_le_bytes());
+        for _ in 0..1_000_000 {
+            out.extend(9u32.to_le_bytes());
+            out.extend(1u64.to_le_bytes());
+        }
+    };
+    let error = GgufTokenizer::read(with_more("smollm", nested, 1).as_slice())
+        .err()
+        .unwrap();
+    assert!(error.to_string().contains("kind 9"), "{error}");
 }
 
 /// Uses everything of it; there is nothing to say but that it does not panic.
@@ -82,6 +137,7 @@ fn what_is_not_supported_is_named() {
         [&small[..at], to, &small[at + from.len()..]].concat()
     };
     assert!(say(&with(b"gpt2", b"bert")).contains("bert"));
+    assert!(say(&with(b"\x04\0\0\0\0\0\0\0gpt2", b"\x05\0\0\0\0\0\0\0llama")).contains("\"llama\""));
     assert!(say(&with(b"ab c", b"ab d")).contains("ab d"));
     assert!(say(&with(b"{{ mess", b"{% mess")).contains("template"));
     assert!(say(&with(&28u32.to_le_bytes(), &99u32.to_le_bytes())).contains("99"));
