@@ -4,6 +4,7 @@
 //! ([`pinion_core::admit`]) decides, and the answer goes back in the same exchange: `Started`, `Permit`, `PermitQueued` or
 //! `Reject`. Tokens go to the turn's stream (the gateway) and to the session's owner, which needs them for a fail-over.
 
+mod pages;
 mod run;
 
 use crate::effect::{Effect, Effects, Input, Role};
@@ -13,12 +14,10 @@ use pinion_bus::Message;
 use pinion_core::admit::{self, Admission, Fact};
 use pinion_core::pressure;
 use pinion_schemas::messages::{
-    Abort, Chunk, Completed, Heartbeat, Pages, PagesAck, Probe, ProbeAck, Reject, Run, SnapshotAsk,
+    Abort, Chunk, Completed, Heartbeat, Pages, PagesOffer, Probe, ProbeAck, Run, SnapshotAsk,
 };
 use pinion_schemas::subject::{Kind, Subjects};
-use pinion_schemas::{
-    ClusterId, Epoch, Micros, PageHash, Path, PermitId, RejectReason, RequestId, SeedReason, SessionId, WorkerId,
-};
+use pinion_schemas::{ClusterId, Epoch, Micros, PageHash, Path, RequestId, SeedReason, SessionId, WorkerId};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -42,6 +41,10 @@ pub struct DecodeConfig {
     pub direct_append_tokens_max: u32,
     /// Budget of pending seeds.
     pub permits: pinion_core::permits::Config,
+    /// Where its page server is, for an engine whose pages have bytes.
+    pub addresses: Vec<String>,
+    /// Random: keys of grants are made from it.
+    pub secret: u64,
 }
 
 struct Turn {
@@ -57,6 +60,8 @@ struct Turn {
     /// Tokens of it already in a `Chunk`.
     flushed: usize,
     submitted: bool,
+    /// Slots that a prefill worker fills for it.
+    grant: Option<u64>,
 }
 
 /// The role.
@@ -72,6 +77,8 @@ pub struct Decode<E> {
     next_heartbeat: Micros,
     pause_millis: u32,
     draining: bool,
+    /// Grants given so far.
+    grants: u64,
 }
 
 #[derive(Serialize)]
@@ -121,6 +128,7 @@ impl<E: Engine> Decode<E> {
             next_heartbeat: Micros::ZERO,
             pause_millis: 0,
             draining: false,
+            grants: 0,
         }
     }
 
@@ -136,6 +144,7 @@ impl<E: Engine> Decode<E> {
             _ => crate::dispatch!(message, {
                 Run(run) => self.on_run(now, run, message, out),
                 Abort(abort) => self.on_abort(now, &abort, out),
+                PagesOffer(offer) => self.on_offer(now, &offer, message, out),
                 Pages(pages) => self.on_pages(now, &pages, message, out),
                 Probe(probe) => out.respond(message, &ProbeAck { nonce: probe.nonce, epoch: self.config.epoch }),
                 SnapshotAsk(ask) => self.feed.answer(&self.engine, &ask, message, out),
@@ -155,57 +164,18 @@ impl<E: Engine> Decode<E> {
 
     /// Forgets a turn and frees what it holds.
     fn end(&mut self, now: Micros, request: RequestId, out: &mut Effects) {
-        self.engine.cancel(request);
-        self.turns.remove(&request);
+        self.forget(request);
         self.step(now, Fact::Ended(request), None, out);
     }
 
-    fn on_pages(&mut self, now: Micros, pages: &Pages, message: &Message, out: &mut Effects) {
-        let (request, permit) = (pages.request, pages.permit);
-        // A promise of an earlier life of this worker is none (I7); the sender hears nothing and gives up by its deadline.
-        if pages.epoch != self.config.epoch || !self.turns.contains_key(&request) {
-            let reason = RejectReason::StaleEpoch;
-            return out.respond(
-                message,
-                &Reject {
-                    request,
-                    attempt: 0,
-                    reason,
-                    pause_millis: 0,
-                },
-            );
+    /// Takes a turn off the engine and ends what is granted for it.
+    fn forget(&mut self, request: RequestId) -> Option<Turn> {
+        self.engine.cancel(request);
+        let turn = self.turns.remove(&request)?;
+        if let Some(grant) = turn.grant {
+            let _ = self.engine.import_granted(grant, None, &[]);
         }
-        let moved: Vec<_> = pages
-            .names
-            .iter()
-            .copied()
-            .zip(pages.contents.iter().copied())
-            .collect();
-        let stored = match self.engine.import(pages.parent, &moved) {
-            Ok(stored) => stored as u32,
-            Err(error) => {
-                // The turn starts all the same and computes what is missing: slower, never wrong.
-                tracing::info!(request = %request, %error, "pages of a seed not taken");
-                0
-            }
-        };
-        out.respond(
-            message,
-            &PagesAck {
-                request,
-                permit,
-                stored,
-            },
-        );
-        self.step(
-            now,
-            Fact::Seeded {
-                request,
-                permit: PermitId(permit.0),
-            },
-            None,
-            out,
-        );
+        Some(turn)
     }
 
     fn advance(&mut self, now: Micros, out: &mut Effects) {
@@ -265,7 +235,7 @@ impl<E: Engine> Decode<E> {
         tip: Option<PageHash>,
         out: &mut Effects,
     ) {
-        let Some(turn) = self.turns.remove(&request) else {
+        let Some(turn) = self.forget(request) else {
             return;
         };
         let attempt = turn.run.attempt;

@@ -6,6 +6,7 @@ use pinion_core::session::Ranking;
 use pinion_schemas::subject::Subject;
 use pinion_schemas::wire::{self, Schema};
 use pinion_schemas::{Epoch, Micros, RequestId, SessionId, WorkerId};
+use pinion_transfer::{Grant, MoveError, PageRef};
 use rkyv::api::high::HighSerializer;
 use rkyv::rancor;
 use rkyv::ser::allocator::ArenaHandle;
@@ -30,6 +31,13 @@ pub enum Input {
         token: u64,
         /// What stands there; nothing also if the store did not answer in time.
         value: Option<Bytes>,
+    },
+    /// How [`Effect::Send`] number `token` went.
+    Sent {
+        /// Which.
+        token: u64,
+        /// Whether all pages are there.
+        result: Result<(), MoveError>,
     },
     /// From another actor of the same process.
     Local(Local),
@@ -125,6 +133,19 @@ pub enum Effect {
         payload: Bytes,
         /// How long to wait.
         deadline: Duration,
+    },
+    /// Send pages over the transfer plane; how it went comes back as [`Input::Sent`].
+    Send {
+        /// Number that comes back.
+        token: u64,
+        /// Where the peer takes pages.
+        to: Vec<String>,
+        /// What it granted.
+        grant: Grant,
+        /// The pages, each with its place in the grant.
+        pages: Vec<(u32, PageRef)>,
+        /// How long it may take.
+        patience: Duration,
     },
     /// Answer a message.
     Respond(Message, Bytes),

@@ -3,25 +3,23 @@
 //! A seed is queued, computed, moved, acknowledged. It ends by `SeedDone` or `LegFailed` to the session's owner, by `Abort`, or
 //! at its deadline; whatever the end, nothing stays locked: the pages remain as evictable backup.
 
+mod pages;
+
 use crate::decode::HEARTBEAT;
 use crate::effect::{Effect, Effects, Input, Role};
 use crate::engine::{Engine, EngineError, EngineOutput, Job};
 use crate::feed::ResidencyFeed;
 use pinion_bus::Message;
-use pinion_schemas::messages::{
-    Abort, Accepted, Heartbeat, LegFailed, Pages, PagesAck, Probe, ProbeAck, Seed, SeedDone, SnapshotAsk,
-};
+use pinion_schemas::messages::{Abort, Accepted, Heartbeat, LegFailed, Pages, Probe, ProbeAck, Seed, SnapshotAsk};
 use pinion_schemas::subject::{Kind, Subjects};
-use pinion_schemas::wire;
-use pinion_schemas::{AbortReason, ChainHasher, ClusterId, Epoch, Micros, PageHash, RequestId, SessionId, WorkerId};
+use pinion_schemas::{AbortReason, ClusterId, Epoch, Micros, RequestId, SessionId, WorkerId};
+use pinion_transfer::PageRef;
 use pinion_transfer::sim::{Link, LinkModel};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Seeds waiting for the engine; a D promises four at a time, so this serves 64 decode workers.
 const QUEUE_MAX: usize = 256;
-/// How long a D may take to acknowledge pages before the leg has failed (design §4: no leg hangs).
-const ACK_PATIENCE: Micros = Micros::from_millis(1_500);
 
 /// What a prefill worker is.
 #[derive(Clone, Debug)]
@@ -41,8 +39,19 @@ enum Stage {
     Computing {
         cached: u64,
     },
-    /// On the link, or waiting for it.
+    /// On the simulated link, or waiting for it.
     Moving {
+        pages: Pages,
+        computed: u32,
+    },
+    /// The D is asked for slots.
+    Offering {
+        pages: Pages,
+        bytes: Vec<PageRef>,
+        computed: u32,
+    },
+    /// On the transfer plane.
+    Sending {
         pages: Pages,
         computed: u32,
     },
@@ -56,6 +65,8 @@ struct Work {
     seed: Seed,
     deadline: Micros,
     stage: Stage,
+    /// Number of the request or transfer whose end it waits for.
+    awaits: u64,
 }
 
 /// The role.
@@ -67,7 +78,8 @@ pub struct Prefill<E> {
     work: BTreeMap<RequestId, Work>,
     queue: VecDeque<RequestId>,
     link: Link<RequestId>,
-    acks: BTreeMap<u64, RequestId>,
+    /// Requests and transfers under way.
+    asked: BTreeMap<u64, RequestId>,
     next_token: u64,
     next_heartbeat: Micros,
 }
@@ -108,7 +120,7 @@ impl<E: Engine> Prefill<E> {
             engine,
             work: BTreeMap::new(),
             queue: VecDeque::new(),
-            acks: BTreeMap::new(),
+            asked: BTreeMap::new(),
             next_token: 0,
             next_heartbeat: Micros::ZERO,
         }
@@ -175,6 +187,7 @@ impl<E: Engine> Prefill<E> {
                 seed,
                 deadline,
                 stage: Stage::Queued,
+                awaits: 0,
             },
         );
         self.queue.push_back(request);
@@ -235,14 +248,14 @@ impl<E: Engine> Prefill<E> {
                 continue;
             };
             if ok {
-                self.computed(now, request);
+                self.computed(now, request, out);
             } else {
                 self.fail(now, request, AbortReason::EngineFailed, out);
             }
         }
         self.feed.flush(out);
         while let Some(request) = self.link.take_done(now) {
-            self.send(now, request, out);
+            self.commit(now, request, out);
         }
         let late: Vec<RequestId> = self
             .work
@@ -254,79 +267,6 @@ impl<E: Engine> Prefill<E> {
             self.fail(now, request, AbortReason::Deadline, out);
         }
         self.start_queued(now, out);
-    }
-
-    /// The KV is there: the pages that the D misses go onto the link.
-    fn computed(&mut self, now: Micros, request: RequestId) {
-        let Some(work) = self.work.get_mut(&request) else {
-            return;
-        };
-        let Stage::Computing { cached } = work.stage else {
-            return;
-        };
-        let namespace = [work.seed.tenant.as_deref()];
-        let chain: Vec<PageHash> = ChainHasher::new(self.engine.page_tokens(), &namespace).push(&work.seed.tokens);
-        let skip = (work.seed.skip_pages as usize).min(chain.len());
-        let (names, contents): (Vec<_>, Vec<_>) = self.engine.export(&chain).into_iter().skip(skip).unzip();
-        self.link.begin(
-            now,
-            request,
-            self.engine.page_bytes().saturating_mul(names.len() as u64),
-        );
-        let pages = Pages {
-            request,
-            permit: work.seed.permit,
-            epoch: work.seed.decode_epoch,
-            parent: skip.checked_sub(1).map(|i| chain[i]),
-            names,
-            contents,
-        };
-        let computed = (work.seed.tokens.len() as u32).saturating_sub(cached as u32);
-        work.stage = Stage::Moving { pages, computed };
-    }
-
-    fn send(&mut self, now: Micros, request: RequestId, out: &mut Effects) {
-        let Some(work) = self.work.get_mut(&request) else {
-            return;
-        };
-        let Stage::Moving { pages, computed } = &work.stage else {
-            return;
-        };
-        let subject = self.subjects.worker(Kind::Decode, &work.seed.decode, "pages");
-        self.next_token += 1;
-        let sent = out.request(self.next_token, subject, pages, ACK_PATIENCE);
-        work.stage = Stage::Acking {
-            moved: pages.names.len() as u32,
-            computed: *computed,
-        };
-        if sent {
-            self.acks.insert(self.next_token, request);
-        } else {
-            self.fail(now, request, AbortReason::TransferFailed, out);
-        }
-    }
-
-    fn on_ack(&mut self, now: Micros, token: u64, result: Result<Message, pinion_bus::BusError>, out: &mut Effects) {
-        let Some(request) = self.acks.remove(&token) else {
-            return;
-        };
-        let acked = result.is_ok_and(|m| wire::decode::<PagesAck>(&m.payload).is_ok());
-        if !acked {
-            return self.fail(now, request, AbortReason::TransferFailed, out);
-        }
-        let Some(work) = self.work.remove(&request) else { return };
-        let Stage::Acking { moved, computed } = work.stage else {
-            return;
-        };
-        let (attempt, permit) = (work.seed.attempt, work.seed.permit);
-        let done = SeedDone {
-            request,
-            attempt,
-            permit,
-            moved_pages: moved,
-            computed_tokens: computed,
-        };
-        out.publish(work.seed.notify, &done);
     }
 
     fn heartbeat(&mut self, now: Micros, out: &mut Effects) {
@@ -367,7 +307,7 @@ impl<E: Engine> Prefill<E> {
             stage: match w.stage {
                 Stage::Queued => "queued",
                 Stage::Computing { .. } => "computing",
-                Stage::Moving { .. } => "moving",
+                Stage::Moving { .. } | Stage::Offering { .. } | Stage::Sending { .. } => "moving",
                 Stage::Acking { .. } => "acking",
             },
         });
@@ -396,7 +336,8 @@ impl<E: Engine> Role for Prefill<E> {
     fn handle(&mut self, now: Micros, input: Input, out: &mut Effects) {
         match input {
             Input::Message(message) => self.on_message(now, &message, out),
-            Input::Reply { token, result } => self.on_ack(now, token, result, out),
+            Input::Reply { token, result } => self.on_reply(now, token, result, out),
+            Input::Sent { token, result } => self.on_sent(now, token, result, out),
             Input::Local(_) | Input::Got { .. } | Input::Tick => {}
         }
         self.advance(now, out);

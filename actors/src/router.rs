@@ -506,7 +506,7 @@ impl Role for Router {
             Input::Reply { token, result } => self.on_reply(now, token, result, out),
             Input::Local(Local::RouteAsk(ask)) => self.on_route(now, &ask, out),
             Input::Local(Local::Outcome { worker, what }) => self.on_outcome(now, &worker, what, out),
-            Input::Local(_) | Input::Got { .. } | Input::Tick => {}
+            Input::Local(_) | Input::Got { .. } | Input::Sent { .. } | Input::Tick => {}
         }
         if self.next_look <= now {
             self.look(now, out);

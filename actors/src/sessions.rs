@@ -461,6 +461,7 @@ impl Role for Sessions {
             Input::Reply { token, result } => self.on_reply(now, token, result, out),
             Input::Local(local) => self.on_local(now, local, out),
             Input::Got { token, value } => self.opened(now, token, value.as_deref(), out),
+            Input::Sent { .. } => {}
             Input::Tick => {
                 self.look_for_clients(now, out);
                 while self.due.first().is_some_and(|(at, _)| *at <= now) {

@@ -9,6 +9,7 @@ use crate::store::Store;
 use futures::FutureExt as _;
 use pinion_bus::{Bus, BusError, Headers};
 use pinion_schemas::Micros;
+use pinion_transfer::{Address, MoveError, Paths};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -85,6 +86,8 @@ pub struct Context {
     pub directory: Directory,
     /// Point of the clock that is [`Micros::ZERO`].
     pub origin: Instant,
+    /// How pages leave, for workers whose pages have bytes.
+    pub paths: Option<Arc<Paths>>,
 }
 
 impl Context {
@@ -94,6 +97,7 @@ impl Context {
             bus,
             directory: Directory::default(),
             origin: Instant::now(),
+            paths: None,
         }
     }
     /// Now.
@@ -242,6 +246,25 @@ impl<R: Role> State<R> {
                 if asking.as_mut().now_or_never().is_none() {
                     tokio::spawn(asking);
                 }
+            }
+            Effect::Send {
+                token,
+                to,
+                grant,
+                pages,
+                patience,
+            } => {
+                let (paths, myself) = (self.context.paths.clone(), myself.clone());
+                tokio::spawn(async move {
+                    let to: Vec<Address> = to.iter().filter_map(|a| a.parse().ok()).collect();
+                    let result = match paths {
+                        Some(paths) => paths.send(&to, &grant, &pages, patience).await,
+                        None => Err(MoveError::NoPath),
+                    };
+                    // The pages may go before the role hears: it must not find them still in use.
+                    drop(pages);
+                    let _ = myself.cast(Envelope::new(Input::Sent { token, result }));
+                });
             }
             Effect::Subscribe(pattern) => {
                 let task = tokio::spawn(listen(

@@ -63,6 +63,8 @@ pub async fn start_sim_worker(
                 epoch,
                 direct_append_tokens_max,
                 permits,
+                addresses: Vec::new(),
+                secret: 0,
             };
             shell::spawn(&name, Decode::new(config, engine), context).await
         }

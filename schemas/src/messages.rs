@@ -389,8 +389,8 @@ messages! {
         /// Why.
         reason: AbortReason,
     }
-    /// Prefill agent to decode agent: pages of a seed. Their bytes travel on the transfer plane; here are their names.
-    29 / 1 Pages {
+    /// Prefill actor to decode actor: pages of a seed. Their bytes travelled on the transfer plane; here are their names.
+    29 / 2 Pages {
         /// The client's request.
         request: RequestId,
         /// The promise that covers them.
@@ -403,6 +403,8 @@ messages! {
         names: Vec<PageHash>,
         /// Simulated contents, one for each name (engine `sim` only).
         contents: Vec<u64>,
+        /// The grant that the bytes went into: the page of each name is in the place of its position.
+        grant: Option<u64>,
     }
     /// The pages are in place.
     30 / 1 PagesAck {
@@ -412,6 +414,32 @@ messages! {
         permit: PermitId,
         /// Pages that were new.
         stored: u32,
+    }
+    /// Prefill actor to decode actor: where may the bytes of these pages of a seed go? Answered by [`PagesGrant`] or [`Reject`].
+    32 / 1 PagesOffer {
+        /// The client's request.
+        request: RequestId,
+        /// The promise that covers them.
+        permit: PermitId,
+        /// Epoch of the decode worker the promise is from.
+        epoch: Epoch,
+        /// How many.
+        pages: u32,
+    }
+    /// Decode actor to prefill actor: into this grant of my pool.
+    33 / 1 PagesGrant {
+        /// The client's request.
+        request: RequestId,
+        /// Number of the grant.
+        grant: u64,
+        /// Its secret.
+        key: u64,
+        /// Life of the pool.
+        epoch: Epoch,
+        /// Places in it.
+        pages: u32,
+        /// Where the pool's page server is, nearest first.
+        addresses: Vec<String>,
     }
     /// Router to worker: which pages do you hold? Answered by one [`ResidencySnapshot`].
     31 / 1 SnapshotAsk {

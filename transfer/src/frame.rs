@@ -1,12 +1,13 @@
 //! What the transports say to each other, before and between the bytes of pages. All numbers are little-endian.
 //!
 //! Hello (40 bytes): magic, version, layout's fingerprint, bytes of a page. Answer: the same, from the other side; who sees a
-//! difference ends the connection. Batch (32 bytes): grant, key, epoch, number of pages; then an entry of 28 bytes
-//! for each page: place in the grant, offset in the sender's memory (shared memory only), digest. Over TCP the pages' bytes follow.
+//! difference ends the connection. Batch (48 bytes): grant, key, epoch, number of pages, checksum of the entries, checksum of all
+//! that; then an entry of 28 bytes for each page: place in the grant, offset in the sender's memory (shared memory only), digest.
+//! Over TCP the pages' bytes follow.
 //! Answer: one byte for the batch (0, or a [`Refusal`]), then one for each page.
 
 use crate::grant::{GRANT_PAGES_MAX, Grant, Refusal};
-use crate::layout::Mismatch;
+use crate::layout::{Mismatch, digest};
 use crate::pool::Pool;
 use pinion_schemas::Epoch;
 
@@ -16,7 +17,7 @@ const MAGIC: [u8; 8] = *b"PinionKV";
 const VERSION: u64 = 1;
 
 pub(crate) const HELLO_BYTES: usize = 40;
-pub(crate) const BATCH_BYTES: usize = 32;
+pub(crate) const BATCH_BYTES: usize = 48;
 pub(crate) const ENTRY_BYTES: usize = 28;
 
 /// Why bytes of a peer are no message.
@@ -34,6 +35,9 @@ pub enum FrameError {
     /// More pages than a grant can have.
     #[error("a batch of {0} pages: at most {GRANT_PAGES_MAX} are possible")]
     TooLong(u32),
+    /// Bytes changed on the way.
+    #[error("a batch arrived other than it was sent")]
+    Garbled,
     /// An answer with a number that means nothing.
     #[error("the answer {0} means nothing")]
     Answer(u8),
@@ -47,10 +51,12 @@ pub enum PageState {
     Stored = 0,
     /// Its bytes are not those of its digest: send it again.
     Corrupt = 1,
-    /// It is there already, or another connection is about to bring it.
+    /// It is there already.
     Known = 2,
     /// Its grant ended meanwhile.
     Ended = 3,
+    /// Another connection has its slot, and may be about to bring it, or broken: ask again.
+    Busy = 4,
 }
 
 impl PageState {
@@ -59,7 +65,7 @@ impl PageState {
     /// # Errors
     /// [`FrameError::Answer`]
     pub(crate) fn from_wire(byte: u8) -> Result<Self, FrameError> {
-        let all = [Self::Stored, Self::Corrupt, Self::Known, Self::Ended];
+        let all = [Self::Stored, Self::Corrupt, Self::Known, Self::Ended, Self::Busy];
         all.into_iter()
             .find(|s| *s as u8 == byte)
             .ok_or(FrameError::Answer(byte))
@@ -129,25 +135,41 @@ pub(crate) struct BatchHead {
     pub(crate) key: u64,
     pub(crate) epoch: Epoch,
     pub(crate) pages: u32,
+    /// Of the entries' bytes: a page must not come to another place than it was sent to.
+    pub(crate) entries_sum: u64,
+}
+
+/// Of a batch's own bytes.
+pub(crate) fn checksum(bytes: &[u8]) -> u64 {
+    digest(bytes) as u64
 }
 
 impl BatchHead {
-    pub(crate) fn new(grant: &Grant, pages: usize) -> Self {
+    pub(crate) fn new(grant: &Grant, pages: usize, entries: &[u8]) -> Self {
         Self {
             id: grant.id,
             key: grant.key,
             epoch: grant.epoch,
             pages: pages as u32,
+            entries_sum: checksum(entries),
         }
     }
 
-    pub(crate) fn encode(&self, out: &mut Vec<u8>) {
-        for number in [self.id, self.key, self.epoch.0, u64::from(self.pages)] {
-            out.extend(number.to_le_bytes());
+    pub(crate) fn encode(&self) -> [u8; BATCH_BYTES] {
+        let numbers = [self.id, self.key, self.epoch.0, u64::from(self.pages), self.entries_sum];
+        let mut out = [0; BATCH_BYTES];
+        for (place, number) in out.chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
         }
+        let sum = checksum(&out[..BATCH_BYTES - 8]);
+        out[BATCH_BYTES - 8..].copy_from_slice(&sum.to_le_bytes());
+        out
     }
 
     pub(crate) fn decode(bytes: &[u8; BATCH_BYTES]) -> Result<Self, FrameError> {
+        if checksum(&bytes[..BATCH_BYTES - 8]) != u64_at(bytes, BATCH_BYTES - 8) {
+            return Err(FrameError::Garbled);
+        }
         let pages = u32::try_from(u64_at(bytes, 24)).unwrap_or(u32::MAX);
         if pages as usize > GRANT_PAGES_MAX {
             return Err(FrameError::TooLong(pages));
@@ -157,6 +179,7 @@ impl BatchHead {
             key: u64_at(bytes, 8),
             epoch: Epoch(u64_at(bytes, 16)),
             pages,
+            entries_sum: u64_at(bytes, 32),
         })
     }
 }
@@ -220,15 +243,21 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_written_is_read(id: u64, key: u64, epoch: u64, pages in 0..GRANT_PAGES_MAX as u32, place: u32, offset: u64, digest: u128) {
-            let head = BatchHead { id, key, epoch: Epoch(epoch), pages };
             let entry = Entry { place, offset, digest };
             let mut bytes = Vec::new();
-            head.encode(&mut bytes);
             entry.encode(&mut bytes);
-            prop_assert_eq!(bytes.len(), BATCH_BYTES + ENTRY_BYTES);
-            let (first, second) = bytes.split_at(BATCH_BYTES);
-            prop_assert_eq!(BatchHead::decode(first.try_into().unwrap()), Ok(head));
-            prop_assert_eq!(Entry::decode(second), entry);
+            prop_assert_eq!(bytes.len(), ENTRY_BYTES);
+            prop_assert_eq!(Entry::decode(&bytes), entry);
+            let head = BatchHead { id, key, epoch: Epoch(epoch), pages, entries_sum: checksum(&bytes) };
+            prop_assert_eq!(BatchHead::decode(&head.encode()), Ok(head));
+        }
+
+        /// One wrong bit anywhere in a head is seen before anything is done about it.
+        #[test]
+        fn a_garbled_head_is_none(id: u64, key: u64, bit in 0..BATCH_BYTES * 8) {
+            let mut bytes = BatchHead { id, key, epoch: Epoch(1), pages: 3, entries_sum: 5 }.encode();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            prop_assert_eq!(BatchHead::decode(&bytes), Err(FrameError::Garbled));
         }
 
         #[test]

@@ -196,6 +196,13 @@ impl Inbox {
         places.map(page).collect()
     }
 
+    /// How many pages of a grant have come; 0 when it has ended.
+    pub fn filled(&self, id: u64) -> usize {
+        let table = self.table();
+        let places = table.open.get(&id).into_iter().flat_map(|g| &g.places);
+        places.filter(|p| matches!(p, Place::Filled(_))).count()
+    }
+
     /// Ends the grants whose deadline has passed. Returns their numbers.
     pub fn expire(&self, now: Micros) -> Vec<u64> {
         let mut table = self.table();
@@ -243,13 +250,24 @@ impl Opened {
         self.slots.get_mut(&page).map(|slot| &mut **slot)
     }
 
+    /// Why a page is not for this transport to fill.
+    pub(crate) fn absent(&self, page: u32) -> PageState {
+        let table = self.inbox.table();
+        let places = table.open.get(&self.id).map(|g| &g.places);
+        match places.and_then(|p| p.get(page as usize)) {
+            Some(Place::Filled(_)) => PageState::Known,
+            Some(Place::Out | Place::Empty(_)) => PageState::Busy,
+            None => PageState::Ended,
+        }
+    }
+
     /// All of a page's bytes are in its slot, and `digest` was computed from them.
     pub(crate) fn judge(&mut self, entry: &Entry, digest: u128) -> PageState {
         if digest != entry.digest {
             return PageState::Corrupt;
         }
         let Some(slot) = self.slots.remove(&entry.place) else {
-            return PageState::Known;
+            return self.absent(entry.place);
         };
         let page = slot.finish().with_digest(digest);
         if self.inbox.put(self.id, entry.place, Place::Filled(page)) {
@@ -376,7 +394,7 @@ mod tests {
             for (now, (what, id, page)) in (0_u64..).zip(steps) {
                 match what {
                     0 => { let _ = inbox.grant(page as usize, id, Micros(now + 20)); }
-                    1 => for key in 0..6 { opened.extend(inbox.open(id, key, EPOCH, &[page, 0][..1 + usize::from(page != 0)])); },
+                    1 => for key in 0..6 { opened.extend(inbox.open(id, key, EPOCH, &[page, 0][..if page == 0 { 1 } else { 2 }])); },
                     2 => for o in &mut opened { fill(o, page, 3); },
                     3 if !opened.is_empty() => { opened.remove(id as usize % opened.len()); }
                     4 => kept.extend(inbox.take(id).into_iter().flatten()),

@@ -1,6 +1,8 @@
 //! What senders of all transports share: the trait, the errors, and the exchange of a batch.
 
-use crate::frame::{BatchHead, Entry, FrameError, HELLO_BYTES, PageState, check_hello, hello, refusal_from_wire};
+use crate::frame::{
+    BATCH_BYTES, BatchHead, Entry, FrameError, HELLO_BYTES, PageState, check_hello, hello, refusal_from_wire,
+};
 use crate::grant::{Grant, Refusal};
 use crate::pool::{PageRef, Pool};
 use std::future::Future;
@@ -26,6 +28,13 @@ pub enum SendError {
     /// The peer does not take them.
     #[error("the peer refused: {0}")]
     Refused(#[from] Refusal),
+}
+
+impl SendError {
+    /// Whether no other path can help: the peer said no, or its pages are of another kind.
+    pub fn is_final(&self) -> bool {
+        matches!(self, Self::Refused(_) | Self::Frame(FrameError::Layout(_)))
+    }
 }
 
 /// A way to the pages of a peer.
@@ -64,8 +73,7 @@ pub(crate) async fn exchange_hello<S: AsyncRead + AsyncWrite + Unpin>(
 
 /// Head and entries of a batch.
 pub(crate) fn announce(grant: &Grant, pages: &[Placed]) -> Vec<u8> {
-    let mut out = Vec::new();
-    BatchHead::new(grant, pages.len()).encode(&mut out);
+    let mut out = vec![0; BATCH_BYTES];
     for (place, page) in pages {
         Entry {
             place: *place,
@@ -74,6 +82,8 @@ pub(crate) fn announce(grant: &Grant, pages: &[Placed]) -> Vec<u8> {
         }
         .encode(&mut out);
     }
+    let (head, entries) = out.split_at_mut(BATCH_BYTES);
+    head.copy_from_slice(&BatchHead::new(grant, pages.len(), entries).encode());
     out
 }
 

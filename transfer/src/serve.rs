@@ -1,6 +1,6 @@
 //! What receivers of all transports share: connections in bounds, batches checked, each page judged by its digest.
 
-use crate::frame::{BATCH_BYTES, BatchHead, ENTRY_BYTES, Entry, PageState};
+use crate::frame::{BATCH_BYTES, BatchHead, ENTRY_BYTES, Entry, FrameError, PageState, checksum};
 use crate::grant::{Inbox, Opened, Refusal};
 use crate::send::SendError;
 use std::future::Future;
@@ -15,7 +15,7 @@ use tokio::time::timeout;
 /// Connections at once: four streams of each of 64 peers.
 pub const CONNECTIONS_MAX: usize = 256;
 /// A connection that brings nothing for so long is closed; its peer opens another.
-const IDLE: Duration = Duration::from_secs(120);
+const IDLE: Duration = Duration::from_mins(2);
 /// A peer that is told no may not have read it yet: so long, and so many bytes, it is listened to before the connection ends.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: u64 = 8 << 20;
@@ -76,6 +76,9 @@ pub(crate) async fn next_batch<S: AsyncRead + AsyncWrite + Unpin>(
     let head = BatchHead::decode(&head)?;
     let mut bytes = vec![0; head.pages as usize * ENTRY_BYTES];
     within(stream.read_exact(&mut bytes)).await?;
+    if checksum(&bytes) != head.entries_sum {
+        return Err(FrameError::Garbled.into());
+    }
     let entries: Vec<Entry> = bytes.chunks_exact(ENTRY_BYTES).map(Entry::decode).collect();
     let places: Vec<u32> = entries.iter().map(|e| e.place).collect();
     match inbox.open(head.id, head.key, head.epoch, &places) {

@@ -141,7 +141,7 @@ fn copy_all(mut batch: Batch, memory: &Foreign) -> Vec<PageState> {
     let entries = std::mem::take(&mut batch.entries);
     let page = |entry: Entry| {
         let Some(slot) = batch.opened.slot(entry.place) else {
-            return PageState::Known;
+            return batch.opened.absent(entry.place);
         };
         let mut hash = XxHash3_128::new();
         let mut at = entry.offset;

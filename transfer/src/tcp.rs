@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use twox_hash::XxHash3_128;
 
@@ -98,8 +98,12 @@ impl Transport for TcpSender {
     }
 }
 
-async fn exchange(stream: &mut TcpStream, grant: &Grant, pages: &[Placed]) -> Result<Vec<PageState>, SendError> {
-    let (mut reader, mut writer) = stream.split();
+async fn exchange<S: AsyncRead + AsyncWrite + Unpin>(
+    stream: &mut S,
+    grant: &Grant,
+    pages: &[Placed],
+) -> Result<Vec<PageState>, SendError> {
+    let (mut reader, mut writer) = tokio::io::split(stream);
     let write = async {
         writer.write_all(&announce(grant, pages)).await?;
         for (_, page) in pages {
@@ -114,12 +118,15 @@ async fn exchange(stream: &mut TcpStream, grant: &Grant, pages: &[Placed]) -> Re
 
 /// Takes pages from peers into the slots that were granted to them, until dropped.
 pub async fn serve(listener: TcpListener, inbox: Inbox) {
-    let next = || async { Ok(listener.accept().await?.0) };
+    let next = || async {
+        let stream = listener.accept().await?.0;
+        stream.set_nodelay(true)?;
+        Ok(stream)
+    };
     serve::accept(next, |stream| connection(stream, inbox.clone())).await;
 }
 
-async fn connection(mut stream: TcpStream, inbox: Inbox) -> Result<(), SendError> {
-    stream.set_nodelay(true)?;
+async fn connection<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, inbox: Inbox) -> Result<(), SendError> {
     exchange_hello(&mut stream, inbox.pool()).await?;
     while let Some(mut batch) = next_batch(&mut stream, &inbox).await? {
         let mut states = Vec::with_capacity(batch.entries.len());
@@ -133,12 +140,17 @@ async fn connection(mut stream: TcpStream, inbox: Inbox) -> Result<(), SendError
     Ok(())
 }
 
-async fn receive(stream: &mut TcpStream, entry: Entry, batch: &mut Batch, bytes: usize) -> io::Result<PageState> {
+async fn receive<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    entry: Entry,
+    batch: &mut Batch,
+    bytes: usize,
+) -> io::Result<PageState> {
     let Some(slot) = batch.opened.slot(entry.place) else {
         let mut page = stream.take(bytes as u64);
         let passed = within(tokio::io::copy(&mut page, &mut tokio::io::sink())).await?;
         return if passed == bytes as u64 {
-            Ok(PageState::Known)
+            Ok(batch.opened.absent(entry.place))
         } else {
             Err(io::ErrorKind::UnexpectedEof.into())
         };
@@ -156,3 +168,6 @@ async fn receive(stream: &mut TcpStream, entry: Entry, batch: &mut Batch, bytes:
     }
     Ok(batch.opened.judge(&entry, hash.finish_128()))
 }
+
+#[cfg(test)]
+mod tests;

@@ -145,6 +145,8 @@ impl<E: Engine> Decode<E> {
             cached_tokens: resident * page,
             answer,
             submitted: false,
+            // A turn that waits keeps its slots: they are being filled.
+            grant: self.turns.get(&ask.request).and_then(|t| t.grant),
             run,
         };
         self.turns.insert(ask.request, turn);
@@ -166,7 +168,7 @@ impl<E: Engine> Decode<E> {
                 // With its pages here it runs as if they had always been: its owner is told by a message of its own.
                 Action::Start(request) => self.answer(now, request, Decision::Direct, None, out),
                 Action::PermitExpired { request, permit } => {
-                    if let Some(turn) = self.turns.remove(&request) {
+                    if let Some(turn) = self.forget(request) {
                         let attempt = turn.run.attempt;
                         out.publish(
                             turn.run.notify,
@@ -179,8 +181,7 @@ impl<E: Engine> Decode<E> {
                     }
                 }
                 Action::TurnExpired(request) => {
-                    self.engine.cancel(request);
-                    self.turns.remove(&request);
+                    self.forget(request);
                 }
             }
         }
@@ -250,7 +251,7 @@ impl<E: Engine> Decode<E> {
                     reason,
                     pause_millis
                 });
-                self.turns.remove(&request);
+                self.forget(request);
             }
         }
     }

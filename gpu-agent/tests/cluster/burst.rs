@@ -160,6 +160,8 @@ fn a_worker_that_keeps_to_a_larger_budget_is_caught() {
                     max_pending_seed_bytes: 2 * budget().bytes,
                     ..permits::Config::default()
                 },
+                addresses: Vec::new(),
+                secret: 0,
             };
             cluster
                 .worker_as(name, Decode::new(config, SimEngine::new(engine())))

@@ -12,6 +12,7 @@ use pinion_gpu_agent::engine::sim::{SimConfig, SimEngine, continuation};
 use pinion_gpu_agent::node::{WorkerRole, start_sim_worker};
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{Class, ClusterId, Epoch, WorkerId};
+use pinion_transfer::Paths;
 use ractor::ActorRef;
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -146,7 +147,13 @@ impl Cluster {
 
     /// Starts a worker that is built in an unusual way.
     pub async fn worker_as(&mut self, name: &str, role: impl Role) {
-        let context = Context::new(Arc::new(self.net.endpoint(name)));
+        self.worker_with(name, role, None).await;
+    }
+
+    /// Starts a worker whose pages leave by `paths`.
+    pub async fn worker_with(&mut self, name: &str, role: impl Role, paths: Option<Arc<Paths>>) {
+        let mut context = Context::new(Arc::new(self.net.endpoint(name)));
+        context.paths = paths;
         let (actor, _) = shell::spawn(name, role, context).await.unwrap();
         self.workers.insert(name.to_owned(), actor);
     }

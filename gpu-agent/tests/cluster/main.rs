@@ -16,5 +16,6 @@ mod client;
 mod determinism;
 mod harness;
 mod losses;
+mod pages;
 mod turns;
 mod watch;

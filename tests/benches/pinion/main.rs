@@ -1,18 +1,19 @@
 //! `make bench`: one table of what the goals of the design name, with the machine it was measured on.
 //!
-//! `make bench ARGS='--json'` prints JSON; `--only route|sessions|turns` a part.
+//! `make bench ARGS='--json'` prints JSON; `--only route|sessions|transfer|turns` a part.
 
 mod alloc;
 mod hops;
 mod route;
 mod sessions;
 mod table;
+mod transfer;
 mod turns;
 
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-const PARTS: [&str; 3] = ["route", "sessions", "turns"];
+const PARTS: [&str; 4] = ["route", "sessions", "transfer", "turns"];
 
 fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
@@ -69,6 +70,9 @@ fn main() -> ExitCode {
     if wanted("route") {
         let (route, index) = route::run();
         sections.splice(0..0, [route, index]);
+    }
+    if wanted("transfer") {
+        sections.push(transfer::run());
     }
     if !memory.is_empty() {
         sections.push(sessions::section(memory));
