@@ -1,15 +1,19 @@
 # `make test` is what CI runs; `make check` is what a change must pass before review.
-.PHONY: demo test faults bench check nats
+.PHONY: demo test faults bench check nats model
 
 nats:
 	@bash deploy/get-nats.sh
+
+# A real model's file, of which the tests read vocabulary and chat template.
+model:
+	@bash deploy/get-model.sh
 
 # Builds, brings a cluster up, replays 40 real coding-agent sessions, says what came of it, and takes everything down again.
 demo: nats
 	cargo build --release -p pinion
 	bash deploy/demo.sh
 
-test: nats
+test: nats model
 	PATH="$(CURDIR)/.tools/bin:$$PATH" cargo test --workspace --quiet --no-fail-fast
 
 # Kills real processes, REPS times each (10), and prints a table. A quarter of an hour.

@@ -1,5 +1,6 @@
 //! The one configuration file of all roles.
 
+use crate::model::Model;
 use anyhow::{Context as _, bail};
 use pinion_bus::nats::{Auth, NatsOptions};
 use pinion_core::route;
@@ -19,6 +20,8 @@ pub struct Config {
     pub nats: Nats,
     /// The HTTP front.
     pub gateway: Gateway,
+    /// What computes.
+    pub model: Model,
     /// How sessions find workers.
     pub route: route::Config,
     /// Which prefill workers back sessions up: `off`, `last-p`, `round-robin` or `broadcast`.
@@ -53,8 +56,8 @@ pub struct Nats {
 pub struct Gateway {
     /// Where to listen.
     pub listen: SocketAddr,
-    /// Name of the model.
-    pub model: String,
+    /// Name of the model. Default: `pinion-sim`, or that of the model's file without its ending.
+    pub model: Option<String>,
     /// Longest prompt, tokens.
     pub max_prompt_tokens: u32,
     /// Longest time of a turn, seconds.
@@ -67,6 +70,7 @@ impl Default for Config {
             cluster: "local".into(),
             nats: Nats::default(),
             gateway: Gateway::default(),
+            model: Model::default(),
             route: route::Config::default(),
             backups: BackupTargets::LastPrefill,
             index_pages_max: 10_000_000,
@@ -93,7 +97,7 @@ impl Default for Gateway {
     fn default() -> Self {
         Self {
             listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
-            model: "pinion-sim".into(),
+            model: None,
             max_prompt_tokens: 1_000_000,
             request_timeout_secs: 600,
         }

@@ -2,6 +2,7 @@
 
 mod config;
 mod inspect;
+mod model;
 mod replay;
 mod roles;
 mod up;
@@ -10,6 +11,7 @@ use anyhow::bail;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use config::Config;
 use inspect::Tools;
+use model::ModelArgs;
 use pinion_gpu_agent::node::WorkerRole;
 use serde_json::Value;
 use std::io::IsTerminal as _;
@@ -53,6 +55,8 @@ enum Command {
         /// Name of this gateway.
         #[arg(long, default_value = "gateway-0")]
         id: String,
+        #[command(flatten)]
+        model: ModelArgs,
     },
     /// Run a control node: router and sessions.
     Control {
@@ -60,7 +64,7 @@ enum Command {
         #[arg(long, default_value = "control-0")]
         id: String,
     },
-    /// Run a worker with a simulated engine.
+    /// Run a worker and its engine.
     Agent {
         /// Name of the worker.
         #[arg(long)]
@@ -68,6 +72,8 @@ enum Command {
         /// What it does.
         #[arg(long)]
         role: AgentRole,
+        #[command(flatten)]
+        model: ModelArgs,
     },
     /// Look at sessions.
     #[command(subcommand)]
@@ -113,6 +119,8 @@ struct UpArgs {
     /// Let the simulated engines work so many times as fast as the calibrated model.
     #[arg(long, default_value_t = 1.0)]
     speed: f64,
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -216,9 +224,13 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
             return start(&mut config, &cli.dir, &arguments);
         }
         Command::Down => println!("stopped {} processes", up::down(&cli.dir)?),
-        Command::Gateway { id } => runtime()?.block_on(roles::gateway(&config, &id))?,
+        Command::Gateway { id, model } => {
+            model.apply(&mut config.model)?;
+            runtime()?.block_on(roles::gateway(&config, &id))?;
+        }
         Command::Control { id } => runtime()?.block_on(roles::control(&config, &id))?,
-        Command::Agent { id, role } => {
+        Command::Agent { id, role, model } => {
+            model.apply(&mut config.model)?;
             let role = match role {
                 AgentRole::Prefill => WorkerRole::Prefill,
                 AgentRole::Decode => WorkerRole::Decode,
@@ -245,6 +257,8 @@ fn start(config: &mut Config, dir: &Path, arguments: &UpArgs) -> anyhow::Result<
     if arguments.pool_tokens == Some(0) {
         bail!("--pool-tokens 0 holds nothing: give the tokens of one worker's pool");
     }
+    arguments.model.apply(&mut config.model)?;
+    model::check(config)?;
     if let Some(listen) = arguments.listen {
         config.gateway.listen = listen;
     }

@@ -1,6 +1,7 @@
 //! `pinion replay`.
 
 use crate::config::Config;
+use crate::model::Served;
 use anyhow::{Context as _, bail};
 use clap::Args;
 use pinion_eval::replay::{PromptMode, ReplayOptions, bar, replay, write_jsonl};
@@ -85,15 +86,16 @@ pub fn run(config: &Config, arguments: ReplayArgs) -> anyhow::Result<ExitCode> {
     for broken in &report.broken {
         eprintln!("{}:{}: {}", path.display(), broken.line, broken.error);
     }
-    // Ids from 256 on, so that no trace token is a byte of text to the simulated tokenizer.
+    let model = Served::open(config)?;
+    // Ids from 256 on, so that no trace token is a byte of text to the simulated tokenizer, or a control token of a model.
     let vocab = Vocab {
         first: 256,
-        size: config.engine.vocab.saturating_sub(256).max(1),
+        size: model.tokenizer.vocab().saturating_sub(256).max(1),
     };
     let url = arguments
         .url
         .unwrap_or_else(|| format!("http://{}", config.gateway.listen));
-    let mut options = ReplayOptions::new(url, config.gateway.model.clone(), vocab);
+    let mut options = ReplayOptions::new(url, model.name, vocab);
     options.max_think = seconds("max-think", arguments.max_think)?;
     options.arrival_gap = seconds("arrival-gap", arguments.arrival_gap)?;
     options.time_scale = arguments.time_scale;

@@ -1,6 +1,7 @@
 //! The long-running roles: gateway, control node, agent.
 
 use crate::config::Config;
+use crate::model::{self, Engine, Served};
 use anyhow::{Context as _, bail};
 use pinion_actors::control::Control;
 use pinion_actors::router::RouterConfig;
@@ -52,10 +53,11 @@ fn wall_clock() -> anyhow::Result<Epoch> {
 /// `pinion gateway`.
 pub async fn gateway(config: &Config, id: &str) -> anyhow::Result<()> {
     let id = WorkerId::new(id).context("in --id")?;
+    let model = Served::open(config)?;
     let bus = connect(config, id.as_str()).await?;
     let metadata = HashMap::from([
         ("id".to_owned(), id.to_string()),
-        ("model".to_owned(), config.gateway.model.clone()),
+        ("model".to_owned(), model.name.clone()),
     ]);
     let _service = bus
         .serve("pinion-gateway", VERSION, "HTTP front of Pinion", metadata)
@@ -64,13 +66,8 @@ pub async fn gateway(config: &Config, id: &str) -> anyhow::Result<()> {
     let listener = tokio::net::TcpListener::bind(listen)
         .await
         .with_context(|| format!("cannot listen on {listen}: is another gateway running? set gateway.listen"))?;
-    let mut gateway = GatewayConfig::new(
-        listen,
-        config.cluster()?,
-        id,
-        config.gateway.model.clone(),
-        config.engine.vocab,
-    );
+    let mut gateway = GatewayConfig::new(listen, config.cluster()?, id, model.name);
+    gateway.context_tokens = model.context_tokens.unwrap_or(gateway.context_tokens);
     gateway.max_prompt_tokens = config.gateway.max_prompt_tokens;
     gateway.request_timeout = Duration::from_secs(config.gateway.request_timeout_secs);
     gateway.page_tokens = config.engine.page_tokens;
@@ -81,7 +78,7 @@ pub async fn gateway(config: &Config, id: &str) -> anyhow::Result<()> {
         stop.cancel();
     });
     tracing::info!(%listen, "gateway is up");
-    pinion_gateway::serve(gateway, bus as Arc<dyn Bus>, listener, shutdown).await?;
+    pinion_gateway::serve(gateway, model.tokenizer, bus as Arc<dyn Bus>, listener, shutdown).await?;
     Ok(())
 }
 
@@ -119,6 +116,7 @@ pub async fn control(config: &Config, id: &str) -> anyhow::Result<()> {
 /// `pinion agent`.
 pub async fn agent(config: &Config, id: &str, role: WorkerRole) -> anyhow::Result<()> {
     let worker = WorkerId::new(id).context("in --id")?;
+    model::check(config)?;
     let bus = connect(config, worker.as_str()).await?;
     let epoch = wall_clock()?;
     let (service, engine) = match role {
@@ -130,9 +128,11 @@ pub async fn agent(config: &Config, id: &str, role: WorkerRole) -> anyhow::Resul
         ("epoch".to_owned(), epoch.to_string()),
     ]);
     let _service = bus.serve(service, VERSION, "a worker of Pinion", metadata).await?;
-    let (actor, ended) = start_sim_worker(config.cluster()?, worker, role, epoch, engine, Context::new(bus))
-        .await
-        .context("the worker does not start")?;
+    let (actor, ended) = match config.model.engine {
+        Engine::Sim => start_sim_worker(config.cluster()?, worker, role, epoch, engine, Context::new(bus)).await,
+        Engine::Native => match model::native_engine()? {},
+    }
+    .context("the worker does not start")?;
     tracing::info!(%epoch, ?role, "worker is up");
     tokio::select! {
         () = asked_to_stop() => {}

@@ -15,12 +15,14 @@ use pinion_schemas::messages::Submit;
 use pinion_schemas::trace_context::{self, TraceContext};
 use pinion_schemas::{Micros, RequestId, SessionId};
 use serde_json::json;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::error::ApiError;
-use crate::openai::{ChatBody, Common, CompletionBody, Prompt, read};
+use crate::openai::{Common, read};
 use crate::reply::{Reply, Shape};
+use crate::stop::Stop;
 use crate::turn::Turn;
-use crate::{BODY_TIMEOUT, Gateway, HEALTH_TIMEOUT, identity};
+use crate::{BODY_TIMEOUT, Gateway, HEALTH_TIMEOUT, identity, params, prompt};
 
 /// Bytes of a `Submit` besides its tokens: ids, tenant, subject, framing.
 const SUBMIT_OVERHEAD: usize = 2_048;
@@ -56,9 +58,10 @@ async fn completions(State(gateway): State<Arc<Gateway>>, request: Request) -> R
 }
 
 async fn models(State(gateway): State<Arc<Gateway>>) -> Response {
+    let context = gateway.turn_tokens_max().min(gateway.config.max_prompt_tokens as usize);
     let model = json!({
         "id": gateway.config.model, "object": "model", "created": gateway.started, "owned_by": "pinion",
-        "max_model_len": gateway.config.max_prompt_tokens,
+        "max_model_len": context,
     });
     Json(json!({"object": "list", "data": [model]})).into_response()
 }
@@ -93,39 +96,18 @@ async fn answer(gateway: Arc<Gateway>, shape: Shape, request: Request) -> Respon
 async fn begin(gateway: &Arc<Gateway>, shape: Shape, request: Request) -> Result<Reply, ApiError> {
     let headers = request.headers().clone();
     let body = body(gateway, request).await?;
-    let common: Common = read(&body)?;
-    check_model(gateway, &common)?;
-    refuse_unserved(&common)?;
-    let prompt = prompt(gateway, shape, &body)?;
-    drop(body);
-    let max_new_tokens = max_new_tokens(gateway, &common, prompt.len())?;
+    let mut common: Common = read(&body)?;
+    params::check_model(gateway, &common)?;
+    params::refuse_unserved(&common)?;
+    let request = RequestId(uuid::Uuid::new_v4().as_u128());
+    let sampling = params::sampling(&common, request)?;
+    let stop = Stop::new(common.stop.take())?;
+    let prompt = prompt::tokens(gateway, shape, body).await?;
+    let max_new_tokens = params::max_new_tokens(gateway, &common, prompt.len())?;
     let class = identity::class(&headers)?;
     let tenant = identity::tenant(&headers)?;
-    let user = common
-        .metadata
-        .as_ref()
-        .and_then(|metadata| metadata.user_id.as_deref());
-    let named = identity::named(&headers, common.prompt_cache_key.as_deref(), user)?;
-    let learn = named.is_none();
-    let session = match named {
-        Some(session) => identity::of_tenant(tenant.as_deref(), session)?,
-        None => match gateway.tips.find(tenant.as_deref(), &prompt) {
-            Some(session) => session,
-            None => identity::of_tenant(tenant.as_deref(), fresh_session()?)?,
-        },
-    };
-    let permit = Arc::clone(&gateway.turns).try_acquire_owned().map_err(|_| ApiError {
-        retry_after: Some(1),
-        ..ApiError::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            "too_many_turns",
-            format!(
-                "{} turns run in this gateway already: try again",
-                gateway.config.max_turns
-            ),
-        )
-    })?;
-    let request = RequestId(uuid::Uuid::new_v4().as_u128());
+    let (session, learn) = session(gateway, &headers, &common, tenant.as_deref(), &prompt)?;
+    let permit = permit(gateway)?;
     let submit = Submit {
         request,
         session,
@@ -134,7 +116,7 @@ async fn begin(gateway: &Arc<Gateway>, shape: Shape, request: Request) -> Result
         time_left: Micros::ZERO,
         prompt,
         max_new_tokens,
-        sampling: pinion_schemas::Sampling::GREEDY,
+        sampling,
         answer_so_far: Vec::new(),
         stream: String::new(),
     };
@@ -152,11 +134,43 @@ async fn begin(gateway: &Arc<Gateway>, shape: Shape, request: Request) -> Result
         Arc::clone(gateway),
         shape,
         &common,
+        stop,
         turn,
         learn,
         permit,
-        unix_seconds(),
     ))
+}
+
+/// The session, by what the request names or else by its longest known prefix; and whether to learn its context for that.
+fn session(
+    gateway: &Gateway,
+    headers: &HeaderMap,
+    common: &Common,
+    tenant: Option<&str>,
+    prompt: &[u32],
+) -> Result<(SessionId, bool), ApiError> {
+    let user = common.metadata.as_ref();
+    let user = user.and_then(|metadata| metadata.user_id.as_deref());
+    if let Some(named) = identity::named(headers, common.prompt_cache_key.as_deref(), user)? {
+        return Ok((identity::of_tenant(tenant, named)?, false));
+    }
+    let known = gateway.tips.find(tenant, prompt);
+    let session = match known {
+        Some(session) => session,
+        None => identity::of_tenant(tenant, fresh_session()?)?,
+    };
+    Ok((session, true))
+}
+
+fn permit(gateway: &Gateway) -> Result<OwnedSemaphorePermit, ApiError> {
+    Arc::clone(&gateway.turns).try_acquire_owned().map_err(|_| {
+        let most = gateway.config.max_turns;
+        let message = format!("{most} turns run in this gateway already: try again");
+        ApiError {
+            retry_after: Some(1),
+            ..ApiError::new(StatusCode::TOO_MANY_REQUESTS, "too_many_turns", message)
+        }
+    })
 }
 
 pub(crate) fn unix_seconds() -> u64 {
@@ -198,96 +212,4 @@ async fn body(gateway: &Gateway, request: Request) -> Result<Bytes, ApiError> {
         }
         ApiError::new(status, "unreadable_body", rejection.body_text())
     })
-}
-
-fn check_model(gateway: &Gateway, common: &Common) -> Result<(), ApiError> {
-    let known = &gateway.config.model;
-    match &common.model {
-        None => Err(ApiError::field(
-            "model",
-            "missing",
-            format!("name the model: {known:?}"),
-        )),
-        Some(model) if model != known => {
-            let message = format!("the model {model:?} does not exist here: use {known:?} (see /v1/models)");
-            Err(ApiError::new(StatusCode::NOT_FOUND, "model_not_found", message).about("model"))
-        }
-        Some(_) => Ok(()),
-    }
-}
-
-fn refuse_unserved(common: &Common) -> Result<(), ApiError> {
-    if common.n.is_some_and(|n| n != 1) {
-        return Err(ApiError::field(
-            "n",
-            "unsupported",
-            "one choice is served per request: send 1 or leave it out",
-        ));
-    }
-    let empty = |stop: &serde_json::Value| stop.is_null() || stop.as_array().is_some_and(Vec::is_empty);
-    if common.stop.as_ref().is_some_and(|stop| !empty(stop)) {
-        return Err(ApiError::field(
-            "stop",
-            "unsupported",
-            "stop texts are not served: leave it out",
-        ));
-    }
-    Ok(())
-}
-
-/// The prompt's tokens, within vocabulary and length.
-fn prompt(gateway: &Gateway, shape: Shape, body: &[u8]) -> Result<Vec<u32>, ApiError> {
-    let tokenizer = &gateway.tokenizer;
-    let (field, tokens) = match shape {
-        Shape::Chat => ("messages", tokenizer.chat(&read::<ChatBody>(body)?.spoken()?)),
-        Shape::Completion => match read::<CompletionBody>(body)?.prompt {
-            None => ("prompt", Vec::new()),
-            Some(Prompt::Text(text)) => ("prompt", tokenizer.encode(&text)),
-            Some(Prompt::Tokens(tokens)) => {
-                let vocab = tokenizer.vocab();
-                if let Some((index, id)) = tokens.iter().enumerate().find(|(_, id)| **id >= vocab) {
-                    let message = format!("{id} is no token id: this model's are 0 to {}", vocab - 1);
-                    return Err(ApiError::field(
-                        &format!("prompt[{index}]"),
-                        "token_out_of_range",
-                        message,
-                    ));
-                }
-                ("prompt", tokens)
-            }
-        },
-    };
-    if tokens.is_empty() {
-        return Err(ApiError::field(field, "empty", "give at least one token"));
-    }
-    let most = (gateway.config.max_prompt_tokens as usize).min(TURN_TOKENS_MAX - 1);
-    if tokens.len() > most {
-        let message = format!("{} tokens, at most {most} are served: shorten it", tokens.len());
-        return Err(ApiError::field(field, "context_length_exceeded", message));
-    }
-    Ok(tokens)
-}
-
-fn max_new_tokens(gateway: &Gateway, common: &Common, prompt: usize) -> Result<u32, ApiError> {
-    let room = TURN_TOKENS_MAX - prompt;
-    let (field, asked) = match (common.max_completion_tokens, common.max_tokens) {
-        (Some(asked), _) => ("max_completion_tokens", asked),
-        (None, Some(asked)) => ("max_tokens", asked),
-        (None, None) => return Ok(gateway.config.default_max_tokens.clamp(1, room as u32)),
-    };
-    if asked < 1 {
-        return Err(ApiError::field(
-            field,
-            "invalid_value",
-            format!("{asked}: ask for at least 1"),
-        ));
-    }
-    u32::try_from(asked)
-        .ok()
-        .filter(|asked| *asked as usize <= room)
-        .ok_or_else(|| {
-            let message =
-                format!("{asked}: prompt and answer may have {TURN_TOKENS_MAX} tokens, ask for at most {room}");
-            ApiError::field(field, "invalid_value", message)
-        })
 }

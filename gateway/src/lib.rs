@@ -1,7 +1,8 @@
 //! The HTTP front of Pinion: one request in, one turn on the bus, one gapless stream out.
 //!
-//! A request takes this way: [`http`] checks it, [`identity`] finds its session, [`tokenizer`] makes it tokens,
-//! [`turn`] brings it to the control node that [`owners`] knows and back (in steps of `link`), and `reply` tells it to the client.
+//! A request takes this way: [`http`] reads it, `params` checks what it sets, `prompt` makes it tokens with the model's
+//! [`tokenizer`], [`identity`] finds its session, [`turn`] brings it to the control node that [`owners`] knows and back (in
+//! steps of `link`), and `reply` tells it to the client, up to a text of `stop`.
 //! A gateway holds no truth: kill it, and only its own clients notice.
 
 use std::net::SocketAddr;
@@ -24,13 +25,16 @@ mod link;
 pub mod metrics;
 pub mod openai;
 pub mod owners;
+mod params;
+mod prompt;
 mod reply;
+mod stop;
 pub mod tokenizer;
 pub mod turn;
 
 use metrics::Metrics;
 use owners::{LeaseOwners, Owners};
-use tokenizer::{ByteTokenizer, Tokenizer};
+use tokenizer::Tokenizer;
 
 /// How long `/health` waits for the bus.
 pub(crate) const HEALTH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -48,10 +52,10 @@ pub struct GatewayConfig {
     pub listen: SocketAddr,
     /// The one model served.
     pub model: String,
-    /// Token ids are below this.
-    pub vocab: u32,
     /// Longest prompt, in tokens. [`http::TURN_TOKENS_MAX`] holds besides.
     pub max_prompt_tokens: u32,
+    /// What prompt and answer may have together, in tokens: the model's context. [`http::TURN_TOKENS_MAX`] holds besides.
+    pub context_tokens: u32,
     /// Tokens generated when a request names no limit.
     pub default_max_tokens: u32,
     /// Longest body of a request, in bytes.
@@ -73,13 +77,13 @@ pub struct GatewayConfig {
 }
 
 impl GatewayConfig {
-    /// The usual limits, for a model with `vocab` token ids.
-    pub fn new(listen: SocketAddr, cluster: ClusterId, id: WorkerId, model: impl Into<String>, vocab: u32) -> Self {
+    /// The usual limits.
+    pub fn new(listen: SocketAddr, cluster: ClusterId, id: WorkerId, model: impl Into<String>) -> Self {
         Self {
             listen,
             model: model.into(),
-            vocab,
             max_prompt_tokens: 200_000,
+            context_tokens: u32::MAX,
             default_max_tokens: 256,
             max_body_bytes: 16 << 20,
             request_timeout: Duration::from_mins(10),
@@ -128,6 +132,16 @@ impl Gateway {
         }
     }
 
+    /// What prompt and answer may have together, in tokens.
+    pub(crate) fn turn_tokens_max(&self) -> usize {
+        http::TURN_TOKENS_MAX.min(self.config.context_tokens as usize)
+    }
+
+    /// Longest prompt, in tokens: one at least is left for the answer.
+    pub(crate) fn prompt_tokens_max(&self) -> usize {
+        (self.config.max_prompt_tokens as usize).min(self.turn_tokens_max().saturating_sub(1))
+    }
+
     /// Serves until `shutdown`; then takes no new connections and gives running turns ten seconds. What is not done by then is
     /// cancelled, and its client told.
     ///
@@ -156,18 +170,18 @@ impl Gateway {
     }
 }
 
-/// Serves the engine `sim` (bytes as tokens), owners by shard leases, until `shutdown`.
+/// Serves a model with its tokenizer, owners by shard leases, until `shutdown`.
 ///
 /// # Errors
 /// What the listener says.
 pub async fn serve(
     config: GatewayConfig,
+    tokenizer: Arc<dyn Tokenizer>,
     bus: Arc<dyn Bus>,
     listener: TcpListener,
     shutdown: CancellationToken,
 ) -> std::io::Result<()> {
     let owners = Arc::new(LeaseOwners::new(Arc::clone(&bus)));
-    let tokenizer = Arc::new(ByteTokenizer::new(config.vocab));
     Gateway::new(config, bus, owners, tokenizer)
         .serve(listener, shutdown)
         .await

@@ -57,7 +57,7 @@ pub struct Metrics {
     requests: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
     /// Time to the first token.
     pub ttft: Histogram,
-    /// Time to the end of a completed turn.
+    /// Time to the end of a whole answer.
     pub latency: Histogram,
     /// Turns that run now.
     pub running: AtomicU64,
@@ -70,8 +70,8 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// One request is over: how it was served (`none` if it was not), and its outcome (`ok`, `client-gone` or the
-    /// error's code).
+    /// One request is over: how it was served (`none` if it was not, or not known), and its outcome (`ok`, `stopped` by a
+    /// stop text and therefore cancelled, `client-gone` or the error's code).
     pub fn request(&self, path: &'static str, outcome: &'static str) {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         *requests.entry((path, outcome)).or_default() += 1;
@@ -114,7 +114,7 @@ impl Metrics {
             .write("pinion_gateway_ttft_seconds", "Time to the first token.", &mut out);
         self.latency.write(
             "pinion_gateway_latency_seconds",
-            "Time to the end of a completed turn.",
+            "Time to the end of a whole answer.",
             &mut out,
         );
         out

@@ -1,13 +1,16 @@
 //! The request and response bodies of `OpenAI`'s API, as far as they mean something here. Fields not listed are ignored;
 //! fields that would change the answer and cannot be honoured are refused by name.
 
-use serde::de::{DeserializeOwned, Deserializer, SeqAccess, Visitor};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::fmt;
 
 use crate::error::ApiError;
 use crate::tokenizer::Spoken;
+
+mod text_or;
+
+pub use text_or::{Listed, TextOr};
 
 /// What both endpoints share; it is read from the same body, beside the rest.
 #[derive(Debug, Default, Deserialize)]
@@ -28,8 +31,14 @@ pub struct Common {
     pub metadata: Option<Metadata>,
     /// Choices wanted; only one is served.
     pub n: Option<i64>,
-    /// Stop texts; none is served.
-    pub stop: Option<Value>,
+    /// Texts before which the answer ends: one, or up to four of them.
+    pub stop: Option<TextOr<String>>,
+    /// 0 to 2. Without it the answer is greedy, as with 0; `OpenAI`'s own default is 1.
+    pub temperature: Option<f64>,
+    /// 0 to 1: the part of the probability mass that is chosen from. Means nothing to a greedy answer.
+    pub top_p: Option<f64>,
+    /// Makes draws repeatable. Without it each request draws anew.
+    pub seed: Option<i64>,
     /// Whether token ids are wanted beside the text (the name is vLLM's).
     pub return_token_ids: Option<bool>,
 }
@@ -69,13 +78,7 @@ pub struct Message {
 }
 
 /// A text, or its parts.
-#[derive(Debug)]
-pub enum Content {
-    /// A text.
-    Text(String),
-    /// Parts of one.
-    Parts(Vec<Part>),
-}
+pub type Content = TextOr<Part>;
 
 /// A part of a message.
 #[derive(Debug, Deserialize)]
@@ -94,69 +97,7 @@ pub struct CompletionBody {
 }
 
 /// A text or token ids.
-#[derive(Debug)]
-pub enum Prompt {
-    /// A text.
-    Text(String),
-    /// Token ids.
-    Tokens(Vec<u32>),
-}
-
-struct ContentVisitor;
-
-impl<'de> Visitor<'de> for ContentVisitor {
-    type Value = Content;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or an array of text parts")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Content, E> {
-        Ok(Content::Text(text.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Content, A::Error> {
-        let mut parts = Vec::new();
-        while let Some(part) = seq.next_element()? {
-            parts.push(part);
-        }
-        Ok(Content::Parts(parts))
-    }
-}
-
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ContentVisitor)
-    }
-}
-
-struct PromptVisitor;
-
-impl<'de> Visitor<'de> for PromptVisitor {
-    type Value = Prompt;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or one array of token ids")
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Prompt, E> {
-        Ok(Prompt::Text(text.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Prompt, A::Error> {
-        let mut tokens = Vec::new();
-        while let Some(token) = seq.next_element()? {
-            tokens.push(token);
-        }
-        Ok(Prompt::Tokens(tokens))
-    }
-}
-
-impl<'de> Deserialize<'de> for Prompt {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(PromptVisitor)
-    }
-}
+pub type Prompt = TextOr<u32>;
 
 /// Reads a body, or says which field is wrong.
 ///
@@ -226,8 +167,8 @@ impl ChatBody {
             }
             let mut content = match message.content {
                 None => String::new(),
-                Some(Content::Text(text)) => text,
-                Some(Content::Parts(parts)) => joined(index, parts)?,
+                Some(TextOr::Text(text)) => text,
+                Some(TextOr::List(parts)) => joined(index, parts)?,
             };
             if let Some(calls) = message.tool_calls.filter(|calls| !calls.is_empty()) {
                 content.push_str(&Value::Array(calls).to_string());
@@ -263,8 +204,9 @@ pub struct Usage {
     pub completion_tokens: usize,
     /// Their sum.
     pub total_tokens: usize,
-    /// Details of the prompt.
-    pub prompt_tokens_details: PromptDetails,
+    /// Details of the prompt, if known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens_details: Option<PromptDetails>,
 }
 
 /// Details of the prompt's tokens.
@@ -281,11 +223,13 @@ pub struct Extension {
     pub session: String,
     /// The request, 32 hex digits, as in subjects.
     pub request: String,
-    /// How it was served.
-    pub path: &'static str,
+    /// How it was served. Not known of an answer that a stop text ended: its turn was cancelled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<&'static str>,
     /// Why it was not direct.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<&'static str>,
-    /// Prompt tokens found in cache.
-    pub cached_tokens: u32,
+    /// Prompt tokens found in cache, if known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u32>,
 }

@@ -10,16 +10,19 @@ use axum::http::HeaderValue;
 use axum::response::sse::{KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures::stream;
-use pinion_schemas::SeedReason;
 use pinion_schemas::messages::Completed;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::Gateway;
 use crate::error::ApiError;
-use crate::openai::{Common, Extension, PromptDetails, Usage};
+use crate::http::unix_seconds;
+use crate::openai::Common;
+use crate::stop::Stop;
 use crate::tokenizer::Decoder;
 use crate::turn::{Event, Turn};
-use crate::{Gateway, identity};
+
+mod body;
 
 /// Which endpoint is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +46,11 @@ pub(crate) struct Reply {
     wishes: Wishes,
     turn: Turn,
     decoder: Box<dyn Decoder>,
+    stop: Stop,
+    /// Whether a stop text has ended the answer.
+    stopped: bool,
+    /// Tokens of the answer, up to the one that completed a stop text.
+    taken: usize,
     /// Whether the context is remembered, to find the session by prefix.
     learn: bool,
     said_anything: bool,
@@ -62,19 +70,23 @@ impl Drop for Reply {
 /// What the client is sent next.
 struct Delta {
     text: String,
+    /// What was generated; their text may wait, because it may begin a stop text.
     tokens: Vec<u32>,
-    end: Option<Completed>,
+    end: Option<End>,
 }
+
+/// The end of an answer: what the cluster says of it, unless a stop text came before.
+type End = Option<Completed>;
 
 impl Reply {
     pub(crate) fn new(
         gateway: Arc<Gateway>,
         shape: Shape,
         common: &Common,
+        stop: Stop,
         turn: Turn,
         learn: bool,
         permit: OwnedSemaphorePermit,
-        created: u64,
     ) -> Self {
         let options = common.stream_options.as_ref();
         Self {
@@ -84,10 +96,13 @@ impl Reply {
                 stream: common.stream.unwrap_or(false),
                 usage: options.and_then(|options| options.include_usage).unwrap_or(false),
                 token_ids: common.return_token_ids.unwrap_or(false),
-                created,
+                created: unix_seconds(),
             },
             gateway,
             turn,
+            stop,
+            stopped: false,
+            taken: 0,
             learn,
             said_anything: false,
             outcome: ("none", "client-gone"),
@@ -111,39 +126,74 @@ impl Reply {
         response
     }
 
-    /// The next delta; cancel-safe.
+    /// The next delta; cancel-safe. After one with an end do not call it.
     async fn next(&mut self) -> Result<Delta, ApiError> {
-        let metrics = &self.gateway.reach.metrics;
-        let (mut text, mut tokens, mut end) = (String::new(), Vec::new(), None);
+        let mut text = String::new();
         match self.turn.next().await {
-            Event::Tokens(next) => {
+            Event::Tokens(mut tokens) => {
                 if !self.said_anything {
                     self.said_anything = true;
-                    metrics.ttft.observe(self.turn.age());
+                    self.gateway.reach.metrics.ttft.observe(self.turn.age());
                 }
-                self.decoder.push(&next, &mut text);
-                tokens = next;
+                tokens.truncate(self.take(&tokens, &mut text));
+                let end = self.stopped.then(|| self.turn.stop());
+                if let Some(end) = &end {
+                    self.ended(end.as_ref());
+                }
+                Ok(Delta { text, tokens, end })
             }
             Event::Done(completed) => {
-                self.decoder.finish(&mut text);
-                metrics.latency.observe(self.turn.age());
-                self.outcome = (completed.path.label(), "ok");
-                if self.learn {
-                    self.remember();
-                }
-                end = Some(completed);
+                self.take_rest(&mut text);
+                self.ended(Some(&completed));
+                Ok(Delta {
+                    text,
+                    tokens: Vec::new(),
+                    end: Some(Some(completed)),
+                })
             }
             Event::Failed(error) => {
                 self.outcome = ("none", error.code);
-                return Err(error);
+                Err(error)
             }
         }
-        Ok(Delta { text, tokens, end })
+    }
+
+    /// Decodes token by token until a stop text is complete; how many that were.
+    fn take(&mut self, tokens: &[u32], text: &mut String) -> usize {
+        let before = self.taken;
+        for token in tokens {
+            self.taken += 1;
+            let mut piece = String::new();
+            self.decoder.push(&[*token], &mut piece);
+            self.stopped = self.stop.push(&piece, text);
+            if self.stopped {
+                break;
+            }
+        }
+        self.taken - before
+    }
+
+    /// The answer ends: what waits in the decoder may complete a stop text, too.
+    fn take_rest(&mut self, text: &mut String) {
+        let mut piece = String::new();
+        self.decoder.finish(&mut piece);
+        self.stopped = self.stop.push(&piece, text);
+        if !self.stopped {
+            self.stop.finish(text);
+        }
+    }
+
+    fn ended(&mut self, end: Option<&Completed>) {
+        self.gateway.reach.metrics.latency.observe(self.turn.age());
+        self.outcome = end.map_or(("none", "stopped"), |end| (end.path.label(), "ok"));
+        if self.learn {
+            self.remember();
+        }
     }
 
     fn remember(&self) {
         let asked = self.turn.asked();
-        let context = [self.turn.prompt(), self.turn.answer()].concat();
+        let context = [self.turn.prompt(), self.answer()].concat();
         self.gateway
             .tips
             .learn(asked.tenant.as_deref(), &context, &asked.session);
@@ -159,9 +209,9 @@ impl Reply {
                 Ok(delta) => {
                     all.push_str(&delta.text);
                     let Some(end) = delta.end else { continue };
-                    let mut body = self.frame(false, &[self.choice(&all, self.turn.answer(), true)]);
-                    body["usage"] = json!(self.usage(&end));
-                    body["pinion"] = json!(self.extension(&end));
+                    let mut body = self.frame(false, &[self.choice(&all, self.answer(), true)]);
+                    body["usage"] = json!(self.usage(end.as_ref()));
+                    body["pinion"] = json!(self.extension(end.as_ref()));
                     return Json(body).into_response();
                 }
             }
@@ -225,82 +275,17 @@ impl Reply {
         let Some(end) = delta.end else {
             return false;
         };
-        let extension = json!(self.extension(&end));
+        let extension = json!(self.extension(end.as_ref()));
         let mut last = self.frame(true, &[self.choice("", &[], true)]);
         last["pinion"] = extension.clone();
         out.push_back(last.to_string());
         if self.wishes.usage {
             let mut usage = self.frame(true, &[]);
-            usage["usage"] = json!(self.usage(&end));
+            usage["usage"] = json!(self.usage(end.as_ref()));
             usage["pinion"] = extension;
             out.push_back(usage.to_string());
         }
         out.push_back("[DONE]".to_owned());
         true
-    }
-
-    // ---- JSON ----
-
-    fn client_session(&self) -> &str {
-        let asked = self.turn.asked();
-        identity::for_client(asked.tenant.as_deref(), &asked.session)
-    }
-
-    fn request(&self) -> String {
-        self.turn.asked().request.to_string()
-    }
-
-    fn frame(&self, chunk: bool, choices: &[Value]) -> Value {
-        let (prefix, object) = match (self.wishes.shape, chunk) {
-            (Shape::Chat, true) => ("chatcmpl", "chat.completion.chunk"),
-            (Shape::Chat, false) => ("chatcmpl", "chat.completion"),
-            (Shape::Completion, _) => ("cmpl", "text_completion"),
-        };
-        json!({
-            "id": format!("{prefix}-{}", self.request()), "object": object, "created": self.wishes.created,
-            "model": self.gateway.config.model, "choices": choices,
-        })
-    }
-
-    fn choice(&self, text: &str, tokens: &[u32], at_end: bool) -> Value {
-        let full = self.turn.answer().len() >= self.turn.asked().max_new_tokens as usize;
-        let reason = match (at_end, full) {
-            (false, _) => Value::Null,
-            (true, true) => json!("length"),
-            (true, false) => json!("stop"),
-        };
-        let mut choice = json!({"index": 0, "finish_reason": reason});
-        match (self.wishes.shape, self.wishes.stream) {
-            (Shape::Completion, _) => choice["text"] = json!(text),
-            (Shape::Chat, true) if text.is_empty() => choice["delta"] = json!({}),
-            (Shape::Chat, true) => choice["delta"] = json!({"content": text}),
-            (Shape::Chat, false) => choice["message"] = json!({"role": "assistant", "content": text}),
-        }
-        if self.wishes.token_ids {
-            choice["token_ids"] = json!(tokens);
-        }
-        choice
-    }
-
-    fn usage(&self, end: &Completed) -> Usage {
-        let (prompt, answer) = (self.turn.prompt().len(), self.turn.answer().len());
-        Usage {
-            prompt_tokens: prompt,
-            completion_tokens: answer,
-            total_tokens: prompt + answer,
-            prompt_tokens_details: PromptDetails {
-                cached_tokens: end.cached_tokens,
-            },
-        }
-    }
-
-    fn extension(&self, end: &Completed) -> Extension {
-        Extension {
-            session: self.client_session().to_owned(),
-            request: self.request(),
-            path: end.path.label(),
-            why: end.why.map(SeedReason::label),
-            cached_tokens: end.cached_tokens,
-        }
     }
 }

@@ -180,6 +180,23 @@ impl Turn {
         }
     }
 
+    /// The client has enough. Cancels the turn, unless its end is here already; that is given back then. Do not call
+    /// [`Turn::next`] any more.
+    pub fn stop(&mut self) -> Option<Completed> {
+        let end = self.end.take();
+        if end.is_none() {
+            self.cancel();
+        }
+        self.over = true;
+        end
+    }
+
+    fn cancel(&self) {
+        if let (false, Some(owner)) = (self.over, &self.owner) {
+            link::cancel(&self.reach, owner, &self.submit);
+        }
+    }
+
     // ---- the stream ----
 
     fn on_stream(&mut self, payload: &[u8]) -> Option<Event> {
@@ -397,8 +414,6 @@ impl Turn {
 impl Drop for Turn {
     /// The client has gone, or the deadline has passed.
     fn drop(&mut self) {
-        if let (false, Some(owner)) = (self.over, &self.owner) {
-            link::cancel(&self.reach, owner, &self.submit);
-        }
+        self.cancel();
     }
 }

@@ -365,6 +365,16 @@ fn users_errors_are_named() {
         (&["down"], 1, &["pinion up"]),
         (&["up", "--decode", "0"], 1, &["--decode"]),
         (&["up", "--listen", "here"], 2, &["--listen"]),
+        (&["up", "--engine", "gpu"], 2, &["--engine", "native"]),
+        (&["up", "--engine", "native"], 1, &["--model"]),
+        (&["up", "--model", "x.gguf"], 1, &["--engine native"]),
+        (&["up", "--engine", "native", "--model", &missing], 1, &["missing"]),
+        (
+            &["up", "--engine", "native", "--model", &prose],
+            1,
+            &["prose.txt", "no GGUF"],
+        ),
+        (&["gateway", "--engine", "native", "--model", &prose], 1, &["no GGUF"]),
         (&["fly"], 2, &["fly"]),
         (&[], 2, &["Usage"]),
     ];

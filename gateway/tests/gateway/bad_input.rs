@@ -27,7 +27,18 @@ const CHAT_CASES: &str = r#"
     stream                | "yes"                                          | 400 | invalid_type            | stream
     stream_options        | {"include_usage": 1}                           | 400 | invalid_type            | stream_options.include_usage
     n                     | 2                                              | 400 | unsupported             | n
-    stop                  | ["x"]                                          | 400 | unsupported             | stop
+    stop                  | ""                                             | 400 | invalid_value           | stop
+    stop                  | ["x", ""]                                      | 400 | invalid_value           | stop[1]
+    stop                  | ["a", "b", "c", "d", "e"]                      | 400 | invalid_value           | stop
+    stop                  | "LONGLONGLONGLONG"                             | 400 | invalid_value           | stop
+    stop                  | 7                                              | 400 | invalid_type            | stop
+    stop                  | ["x", 7]                                       | 400 | invalid_type            | stop[1]
+    temperature           | -0.5                                           | 400 | invalid_value           | temperature
+    temperature           | 2.5                                            | 400 | invalid_value           | temperature
+    temperature           | "hot"                                          | 400 | invalid_type            | temperature
+    top_p                 | 1.5                                            | 400 | invalid_value           | top_p
+    seed                  | 0.5                                            | 400 | invalid_type            | seed
+    seed                  | "x"                                            | 400 | invalid_type            | seed
     prompt_cache_key      | "LONG"                                         | 400 | invalid_session_id      | prompt_cache_key
     metadata              | {"user_id": "LONG"}                            | 400 | invalid_session_id      | metadata.user_id
 "#;

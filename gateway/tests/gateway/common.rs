@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use pinion_bus::sim::{Faults, SimNet};
 use pinion_bus::{Bus, Headers, Message};
+use pinion_gateway::tokenizer::{ByteTokenizer, Tokenizer};
 use pinion_gateway::{GatewayConfig, serve};
 use pinion_schemas::messages::{Accepted, Cancel, Chunk, Completed, Failed, Probe, ProbeAck, Submit};
 use pinion_schemas::shard::{SHARDS, lease_key};
@@ -55,16 +56,32 @@ impl World {
         Self::on(net, bus, change).await
     }
 
+    /// A gateway of a model with its own tokenizer.
+    pub async fn of_model(tokenizer: Arc<dyn Tokenizer>) -> Self {
+        let net = SimNet::new(1, Faults::default());
+        let bus = Arc::new(net.endpoint("g0"));
+        Self::serving(net, bus, tokenizer, |_| {}).await
+    }
+
     /// A gateway on another bus; then `net` only serves the helpers.
     pub async fn on(net: SimNet, bus: Arc<dyn Bus>, change: impl FnOnce(&mut GatewayConfig)) -> Self {
+        Self::serving(net, bus, Arc::new(ByteTokenizer::new(VOCAB)), change).await
+    }
+
+    async fn serving(
+        net: SimNet,
+        bus: Arc<dyn Bus>,
+        tokenizer: Arc<dyn Tokenizer>,
+        change: impl FnOnce(&mut GatewayConfig),
+    ) -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (cluster, id) = (ClusterId::new("test").unwrap(), WorkerId::new("g0").unwrap());
-        let mut config = GatewayConfig::new(address, cluster, id, MODEL, VOCAB);
+        let mut config = GatewayConfig::new(address, cluster, id, MODEL);
         config.request_timeout = Duration::from_secs(20);
         change(&mut config);
         let stop = CancellationToken::new();
-        let server = tokio::spawn(serve(config, bus, listener, stop.clone()));
+        let server = tokio::spawn(serve(config, tokenizer, bus, listener, stop.clone()));
         let client = reqwest::Client::new();
         Self {
             net,

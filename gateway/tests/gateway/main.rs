@@ -5,5 +5,7 @@
 mod bad_input;
 mod common;
 mod faults;
+mod model;
 mod nats;
+mod params;
 mod turns;

@@ -1,36 +1,6 @@
-//! Text to token ids and back. Engines with a real vocabulary bring their own [`Tokenizer`]; [`ByteTokenizer`] serves
-//! the engine `sim`.
+//! Bytes as tokens, for the engine `sim`.
 
-/// One message of a conversation, as the template sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Spoken {
-    /// `system`, `user`, `assistant`, `tool` …
-    pub role: String,
-    /// What was said.
-    pub content: String,
-}
-
-/// A vocabulary and a chat template. Two laws, which make a session's next prompt extend its last one:
-/// what [`Decoder`] writes for an answer is encoded to the same ids again, and the template of messages `1..n` with
-/// the answer behind it is a prefix of the template of messages `1..n+1`.
-pub trait Tokenizer: Send + Sync {
-    /// Ids are below this.
-    fn vocab(&self) -> u32;
-    /// The ids of a text.
-    fn encode(&self, text: &str) -> Vec<u32>;
-    /// The ids of a conversation, up to where the assistant speaks next.
-    fn chat(&self, messages: &[Spoken]) -> Vec<u32>;
-    /// Begins the text of one answer.
-    fn decoder(&self) -> Box<dyn Decoder>;
-}
-
-/// Turns the ids of one answer into text as they come.
-pub trait Decoder: Send {
-    /// Appends to `out` what is certain after `tokens`; characters of several tokens wait until they are complete.
-    fn push(&mut self, tokens: &[u32], out: &mut String);
-    /// The answer ends: appends what still waits.
-    fn finish(&mut self, out: &mut String);
-}
+use super::{ChatError, Decoder, Spoken, Tokenizer};
 
 /// Byte `b` of a text is id `b`; an id that is no byte of valid UTF-8 is written `<|hex|>` and read back as one id.
 ///
@@ -43,6 +13,8 @@ pub struct ByteTokenizer {
 
 /// Ids below this are bytes.
 const BYTES: u32 = 256;
+/// The longest mark: eight hex digits and what is around them.
+const MARK_BYTES: usize = 12;
 
 impl ByteTokenizer {
     /// With ids below `vocab`; fewer than 256 are taken as 256, because texts are bytes.
@@ -73,6 +45,10 @@ impl Tokenizer for ByteTokenizer {
         self.vocab
     }
 
+    fn token_bytes_max(&self) -> usize {
+        MARK_BYTES
+    }
+
     fn encode(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::with_capacity(text.len());
         let mut at = 0;
@@ -89,7 +65,7 @@ impl Tokenizer for ByteTokenizer {
         ids
     }
 
-    fn chat(&self, messages: &[Spoken]) -> Vec<u32> {
+    fn chat(&self, messages: &[Spoken]) -> Result<Vec<u32>, ChatError> {
         let mut ids = Vec::new();
         let mut line = |text: &str| {
             ids.extend(self.encode(text));
@@ -100,7 +76,7 @@ impl Tokenizer for ByteTokenizer {
             line(&message.content);
         }
         line("<assistant>");
-        ids
+        Ok(ids)
     }
 
     fn decoder(&self) -> Box<dyn Decoder> {
@@ -259,7 +235,7 @@ mod tests {
             let mut before: Vec<u32> = Vec::new();
             for (text, answer) in texts.iter().zip(&answers) {
                 messages.push(Spoken { role: "user".into(), content: text.clone() });
-                let prompt = t.chat(&messages);
+                let prompt = t.chat(&messages).unwrap();
                 prop_assert!(prompt.starts_with(&before));
                 before = prompt;
                 before.extend(answer);

@@ -1,0 +1,180 @@
+//! What computes, and with which model: `--engine` and `--model`, or section `[model]`.
+
+use crate::config::Config;
+use anyhow::{Context as _, bail};
+use clap::{Args, ValueEnum};
+use pinion_gateway::tokenizer::{ByteTokenizer, GgufTokenizer, Tokenizer};
+use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Name of the simulated model.
+const SIM: &str = "pinion-sim";
+
+/// What computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Engine {
+    /// The simulated engine: no model, bytes as tokens.
+    #[default]
+    Sim,
+    /// Our own engine on a model's GGUF file.
+    Native,
+}
+
+/// Section `[model]`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Model {
+    /// What computes: `sim` or `native`.
+    pub engine: Engine,
+    /// The model's GGUF file, for `native`.
+    pub path: Option<PathBuf>,
+}
+
+/// The flags that stand above section `[model]`.
+#[derive(Args, Clone, Debug, Default)]
+pub struct ModelArgs {
+    /// What computes. Default: `sim`, or what --config says.
+    #[arg(long)]
+    engine: Option<Engine>,
+    /// The model's GGUF file, for --engine native.
+    #[arg(long, value_name = "FILE")]
+    model: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    /// Puts the flags into the configuration.
+    pub fn apply(&self, model: &mut Model) -> anyhow::Result<()> {
+        if let Some(engine) = self.engine {
+            model.engine = engine;
+        }
+        let Some(path) = &self.model else { return Ok(()) };
+        if model.engine == Engine::Sim {
+            bail!("--model means nothing to the engine `sim`: add --engine native, or leave it out");
+        }
+        // Other processes read it, perhaps from elsewhere.
+        model.path = Some(std::path::absolute(path).with_context(|| format!("in --model {}", path.display()))?);
+        Ok(())
+    }
+}
+
+impl Model {
+    /// The model's file; none for the simulated engine.
+    pub fn file(&self) -> anyhow::Result<Option<&Path>> {
+        match (self.engine, &self.path) {
+            (Engine::Sim, _) => Ok(None),
+            (Engine::Native, Some(path)) => Ok(Some(path)),
+            (Engine::Native, None) => {
+                bail!("the engine `native` needs a model: give its GGUF file with --model, or as model.path")
+            }
+        }
+    }
+}
+
+/// A model as the gateway sees it.
+pub struct Served {
+    /// The name that clients give.
+    pub name: String,
+    /// Its text and its tokens.
+    pub tokenizer: Arc<dyn Tokenizer>,
+    /// Tokens that prompt and answer may have together, if the model limits them.
+    pub context_tokens: Option<u32>,
+}
+
+impl Served {
+    /// The model of this configuration. Reads the beginning of its file.
+    pub fn open(config: &Config) -> anyhow::Result<Self> {
+        let name = config.gateway.model.clone();
+        let Some(file) = config.model.file()? else {
+            return Ok(Self {
+                name: name.unwrap_or_else(|| SIM.to_owned()),
+                tokenizer: Arc::new(ByteTokenizer::new(config.engine.vocab)),
+                context_tokens: None,
+            });
+        };
+        let tokenizer = GgufTokenizer::open(file).with_context(|| format!("the model {}", file.display()))?;
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        Ok(Self {
+            name: name.unwrap_or_else(|| stem.into_owned()),
+            context_tokens: tokenizer.context_tokens(),
+            tokenizer: Arc::new(tokenizer),
+        })
+    }
+}
+
+/// There is no native engine in this build.
+#[derive(Debug, thiserror::Error)]
+#[error("this build has no native engine yet: use --engine sim")]
+pub struct NoNativeEngine;
+
+/// The one place where the native engine will start a worker.
+///
+/// # Errors
+/// Always, until this build has one.
+pub fn native_engine() -> Result<Infallible, NoNativeEngine> {
+    Err(NoNativeEngine)
+}
+
+/// Says early, in the process that the user started, what each worker would say in its log.
+pub fn check(config: &Config) -> anyhow::Result<()> {
+    Served::open(config)?;
+    if config.model.engine == Engine::Native {
+        native_engine()?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn applied(engine: Option<Engine>, model: Option<&str>) -> anyhow::Result<Config> {
+        let arguments = ModelArgs {
+            engine,
+            model: model.map(PathBuf::from),
+        };
+        let mut config = Config::default();
+        arguments.apply(&mut config.model)?;
+        Ok(config)
+    }
+
+    fn said(result: anyhow::Result<impl Sized>) -> String {
+        format!("{:#}", result.err().unwrap())
+    }
+
+    #[test]
+    fn without_flags_the_engine_is_simulated() {
+        let served = Served::open(&applied(None, None).unwrap()).unwrap();
+        assert_eq!((served.name.as_str(), served.context_tokens), (SIM, None));
+        assert_eq!(served.tokenizer.encode("hi"), [104, 105]);
+    }
+
+    #[test]
+    fn the_native_engine_needs_a_model_that_can_be_read() {
+        assert!(said(applied(None, Some("x.gguf"))).contains("--engine native"));
+        let none = applied(Some(Engine::Native), None).unwrap();
+        assert!(said(Served::open(&none)).contains("--model"));
+        let nowhere = applied(Some(Engine::Native), Some("nowhere.gguf")).unwrap();
+        let path = nowhere.model.path.clone().unwrap();
+        assert!(path.is_absolute(), "workers may run elsewhere");
+        assert!(said(check(&nowhere)).contains("nowhere.gguf"));
+    }
+
+    #[test]
+    fn the_section_says_what_the_flags_say() {
+        let mut config: Config = toml::from_str("[model]\nengine = \"native\"\npath = \"/a/b.gguf\"\n").unwrap();
+        assert_eq!(config.model.file().unwrap(), Some(Path::new("/a/b.gguf")));
+        let sim = ModelArgs {
+            engine: Some(Engine::Sim),
+            model: None,
+        };
+        sim.apply(&mut config.model).unwrap();
+        assert_eq!(config.model.file().unwrap(), None, "the flag wins");
+        let again: Config = toml::from_str(&toml::to_string_pretty(&config).unwrap()).unwrap();
+        assert_eq!(again.model.path, config.model.path);
+        assert!(toml::from_str::<Config>("[model]\nengine = \"other\"\n").is_err());
+    }
+}
