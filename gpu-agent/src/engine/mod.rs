@@ -1,3 +1,4 @@
 //! Engines: what computes tokens and holds KV pages on a node (design §8).
 
 pub mod sim;
+pub mod tree;
