@@ -7,10 +7,10 @@ pub mod batch;
 pub mod cost;
 pub mod text;
 
+pub use super::tree::{PageEvent, TreeError};
 pub use batch::SimEngine;
 pub use cost::CostModel;
 pub use text::{ContextHash, continuation};
-pub use super::tree::{PageEvent, TreeError};
 
 /// A page with the context hash at its end: the simulated KV.
 pub type Page = super::tree::Page<ContextHash>;
