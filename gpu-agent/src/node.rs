@@ -1,11 +1,14 @@
 //! A node: hosts the decode and prefill actors of its engines.
 
+use crate::engine::native::NativeEngine;
 use crate::engine::sim::{SimConfig, SimEngine};
+use pinion_actors::Engine;
 use pinion_actors::decode::{Decode, DecodeConfig};
 use pinion_actors::prefill::{Prefill, PrefillConfig};
 use pinion_actors::shell::{self, Context, Envelope};
 use pinion_schemas::limits::DIRECT_APPEND_TOKENS_MAX;
 use pinion_schemas::{ClusterId, Epoch, Micros, WorkerId};
+use pinion_transfer::sim::LinkModel;
 use ractor::ActorRef;
 use tokio::task::JoinHandle;
 
@@ -37,7 +40,33 @@ pub async fn start_sim_worker(
     context: Context,
 ) -> Result<(ActorRef<Envelope>, JoinHandle<()>), ractor::SpawnErr> {
     let link = engine.cost.link();
-    let engine = SimEngine::new(engine);
+    start_worker(cluster, worker, role, epoch, (SimEngine::new(engine), link), context).await
+}
+
+/// Starts a worker with a native engine, which must have been made with the same `epoch`: the grants on its pages end with it.
+/// `link` is how fast pages leave this node. The rest is as for [`start_sim_worker`].
+///
+/// # Errors
+/// If the actor does not start.
+pub async fn start_native_worker(
+    cluster: ClusterId,
+    worker: WorkerId,
+    role: WorkerRole,
+    epoch: Epoch,
+    (engine, link): (NativeEngine, LinkModel),
+    context: Context,
+) -> Result<(ActorRef<Envelope>, JoinHandle<()>), ractor::SpawnErr> {
+    start_worker(cluster, worker, role, epoch, (engine, link), context).await
+}
+
+async fn start_worker<E: Engine>(
+    cluster: ClusterId,
+    worker: WorkerId,
+    role: WorkerRole,
+    epoch: Epoch,
+    (engine, link): (E, LinkModel),
+    context: Context,
+) -> Result<(ActorRef<Envelope>, JoinHandle<()>), ractor::SpawnErr> {
     let name = worker.as_str().to_owned();
     match role {
         WorkerRole::Prefill => {

@@ -21,7 +21,6 @@ const PIECES: usize = 4;
 pub(crate) type Lanes = [f32; LANES];
 
 /// A weight matrix of `inputs` × `outputs`, in groups of 16 outputs; the last group is filled up with zeros.
-#[derive(Debug)]
 pub(crate) struct Matrix {
     inputs: usize,
     outputs: usize,
@@ -76,6 +75,12 @@ impl Rows {
             Self::One(_) => 1,
             Self::Tiles { rows, .. } => *rows,
         }
+    }
+}
+
+impl std::fmt::Debug for Matrix {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} × {}", self.inputs, self.outputs)
     }
 }
 
