@@ -4,7 +4,9 @@ use crate::model::Model;
 use anyhow::{Context as _, bail};
 use pinion_bus::nats::{Auth, NatsOptions};
 use pinion_core::route;
+use pinion_gpu_agent::engine::native::NativeConfig;
 use pinion_gpu_agent::engine::sim::SimConfig;
+use pinion_gpu_agent::plane::PlaneConfig;
 use pinion_schemas::{BackupTargets, ClusterId};
 use serde::{Deserialize, Serialize};
 use std::net::SocketAddr;
@@ -28,6 +30,10 @@ pub struct Config {
     pub backups: BackupTargets,
     /// Pages the router's index may hold: at most 57 bytes each.
     pub index_pages_max: usize,
+    /// How pages of KV move between nodes, with the engine `native`.
+    pub plane: PlaneConfig,
+    /// The engine `native`.
+    pub native: NativeConfig,
     /// The simulated engine of decode workers.
     pub engine: SimConfig,
     /// The simulated engine of prefill workers.
@@ -74,6 +80,8 @@ impl Default for Config {
             route: route::Config::default(),
             backups: BackupTargets::LastPrefill,
             index_pages_max: 10_000_000,
+            plane: PlaneConfig::default(),
+            native: NativeConfig::default(),
             engine: SimConfig::default(),
             prefill_engine: SimConfig::default(),
         }

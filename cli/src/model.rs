@@ -4,8 +4,8 @@ use crate::config::Config;
 use anyhow::{Context as _, bail};
 use clap::{Args, ValueEnum};
 use pinion_gateway::tokenizer::{ByteTokenizer, GgufTokenizer, Tokenizer};
+use pinion_gpu_agent::engine::native;
 use serde::{Deserialize, Serialize};
-use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -104,24 +104,49 @@ impl Served {
     }
 }
 
-/// There is no native engine in this build.
-#[derive(Debug, thiserror::Error)]
-#[error("this build has no native engine yet: use --engine sim")]
-pub struct NoNativeEngine;
+/// Prefill speed that the router assumes of a native engine, tokens per second: what one core of a server does with the small
+/// model that `make model` fetches.
+const NATIVE_PREFILL_TOKENS_PER_S: u64 = 300;
 
-/// The one place where the native engine will start a worker.
-///
-/// # Errors
-/// Always, until this build has one.
-pub fn native_engine() -> Result<Infallible, NoNativeEngine> {
-    Err(NoNativeEngine)
+/// What the router has to know of the engines.
+pub struct Assumed {
+    /// Tokens per page.
+    pub page_tokens: u32,
+    /// Bytes per page.
+    pub page_bytes: u64,
+    /// Prefill speed of a worker, tokens per second.
+    pub prefill_tokens_per_s: u64,
+    /// Speed of a worker's link, bytes per second.
+    pub link_bytes_per_s: u64,
+}
+
+impl Assumed {
+    /// What is assumed of the engines of this configuration.
+    pub fn of(config: &Config) -> anyhow::Result<Self> {
+        let Some(file) = config.model.file()? else {
+            let (page_tokens, cost) = (config.engine.page_tokens, &config.engine.cost);
+            return Ok(Self {
+                page_tokens,
+                page_bytes: cost.kv_bytes(page_tokens.into()),
+                prefill_tokens_per_s: config.prefill_engine.cost.prefill_tokens_per_sec,
+                link_bytes_per_s: cost.link_bytes_per_sec,
+            });
+        };
+        let page_tokens = config.native.page_tokens;
+        Ok(Self {
+            page_tokens,
+            page_bytes: native::Model::load(file)?.layout(page_tokens).page_bytes()?,
+            prefill_tokens_per_s: NATIVE_PREFILL_TOKENS_PER_S,
+            link_bytes_per_s: config.plane.link_bytes_per_s,
+        })
+    }
 }
 
 /// Says early, in the process that the user started, what each worker would say in its log.
 pub fn check(config: &Config) -> anyhow::Result<()> {
     Served::open(config)?;
-    if config.model.engine == Engine::Native {
-        native_engine()?;
+    if let Some(file) = config.model.file()? {
+        native::Model::load(file)?;
     }
     Ok(())
 }

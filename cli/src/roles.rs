@@ -1,7 +1,7 @@
 //! The long-running roles: gateway, control node, agent.
 
 use crate::config::Config;
-use crate::model::{self, Engine, Served};
+use crate::model::{self, Assumed, Served};
 use anyhow::{Context as _, bail};
 use pinion_actors::control::Control;
 use pinion_actors::router::RouterConfig;
@@ -9,7 +9,8 @@ use pinion_actors::shell::Context;
 use pinion_bus::Bus;
 use pinion_bus::nats::NatsBus;
 use pinion_gateway::GatewayConfig;
-use pinion_gpu_agent::node::{WorkerRole, start_sim_worker};
+use pinion_gpu_agent::engine::native::{Model, NativeEngine};
+use pinion_gpu_agent::node::{Worker, WorkerRole, start_native_worker, start_sim_worker};
 use pinion_schemas::{Epoch, WorkerId};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -90,15 +91,16 @@ pub async fn control(config: &Config, id: &str) -> anyhow::Result<()> {
     let _service = bus
         .serve("pinion-control", VERSION, "router and sessions of Pinion", metadata)
         .await?;
+    let assumed = Assumed::of(config)?;
     let router = RouterConfig {
         cluster: config.cluster()?,
         control,
-        page_tokens: config.engine.page_tokens,
-        page_bytes: config.engine.cost.kv_bytes(u64::from(config.engine.page_tokens)),
+        page_tokens: assumed.page_tokens,
+        page_bytes: assumed.page_bytes,
         route: config.route,
         index_pages_max: config.index_pages_max,
-        prefill_tokens_per_s: config.prefill_engine.cost.prefill_tokens_per_sec,
-        link_bytes_per_s: config.engine.cost.link_bytes_per_sec,
+        prefill_tokens_per_s: assumed.prefill_tokens_per_s,
+        link_bytes_per_s: assumed.link_bytes_per_s,
         backups: config.backups,
     };
     let mut running = Control::start(router, wall_clock()?, Context::new(bus))
@@ -128,11 +130,22 @@ pub async fn agent(config: &Config, id: &str, role: WorkerRole) -> anyhow::Resul
         ("epoch".to_owned(), epoch.to_string()),
     ]);
     let _service = bus.serve(service, VERSION, "a worker of Pinion", metadata).await?;
-    let (actor, ended) = match config.model.engine {
-        Engine::Sim => start_sim_worker(config.cluster()?, worker, role, epoch, engine, Context::new(bus)).await,
-        Engine::Native => match model::native_engine()? {},
-    }
-    .context("the worker does not start")?;
+    let who = Worker {
+        cluster: config.cluster()?,
+        name: worker,
+        role,
+        epoch,
+    };
+    let context = Context::new(bus);
+    let (actor, ended) = match config.model.file()? {
+        None => start_sim_worker(who, engine, context)
+            .await
+            .context("the worker does not start")?,
+        Some(file) => {
+            let engine = NativeEngine::new(Model::load(file)?, config.native.clone(), epoch)?;
+            start_native_worker(who, engine, &config.plane, context).await?
+        }
+    };
     tracing::info!(%epoch, ?role, "worker is up");
     tokio::select! {
         () = asked_to_stop() => {}

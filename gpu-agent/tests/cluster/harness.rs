@@ -9,7 +9,7 @@ use pinion_bus::sim::{Faults, SimNet};
 use pinion_bus::{Bus, Headers};
 use pinion_core::route;
 use pinion_gpu_agent::engine::sim::{SimConfig, SimEngine, continuation};
-use pinion_gpu_agent::node::{WorkerRole, start_sim_worker};
+use pinion_gpu_agent::node::{Worker, WorkerRole, start_sim_worker};
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{BackupTargets, Class, ClusterId, Epoch, WorkerId};
 use pinion_transfer::Paths;
@@ -143,11 +143,15 @@ impl Cluster {
 
     /// Starts a worker; `epoch` must be higher than that of an earlier one of that name.
     pub async fn worker(&mut self, name: &str, role: WorkerRole, epoch: u64) {
-        let worker = WorkerId::new(name).unwrap();
         let context = Context::new(Arc::new(self.net.endpoint(name)));
-        let (actor, _) = start_sim_worker(cluster_id(), worker, role, Epoch(epoch), self.engine.clone(), context)
-            .await
-            .unwrap();
+        let worker = Worker {
+            cluster: cluster_id(),
+            name: WorkerId::new(name).unwrap(),
+            role,
+            epoch: Epoch(epoch),
+        };
+        let started = start_sim_worker(worker, self.engine.clone(), context).await;
+        let (actor, _) = started.unwrap();
         self.workers.insert(name.to_owned(), actor);
     }
 

@@ -5,8 +5,7 @@
 //! has read the token, so the last token of a turn is never in the KV, as in real engines; the next turn brings it.
 
 use super::text::ContextHash;
-use super::tree::{Page, PageEvent, PageTree, TreeError};
-use super::{FinishReason, Job, Output, SimConfig, SubmitError};
+use super::{FinishReason, Job, Output, Page, PageEvent, PageTree, SimConfig, SubmitError, TreeError};
 use pinion_schemas::hash::{ChainHasher, PageHash};
 use pinion_schemas::ids::RequestId;
 use pinion_schemas::time::Micros;
@@ -133,7 +132,7 @@ impl SimEngine {
         let mut cached = on_device;
         let back: Vec<Page> = names[on_device..self.tree.match_any(&names)]
             .iter()
-            .filter_map(|n| self.tree.content(*n).map(|content| Page { name: *n, content }))
+            .filter_map(|n| self.tree.content(*n).copied().map(|content| Page { name: *n, content }))
             .collect();
         if let Some(last) = back.last().map(|p| p.name) {
             reserved -= self.tree.commit(tip, &back, &mut self.pending)?;
@@ -155,7 +154,7 @@ impl SimEngine {
             max_new: job.max_new_tokens,
             written: 0,
             computed: cached * page,
-            content: tip.and_then(|t| self.tree.content(t)).unwrap_or_default(),
+            content: tip.and_then(|t| self.tree.content(t).copied()).unwrap_or_default(),
             chain,
             tip,
             committed_pages: cached as u64,
@@ -341,7 +340,7 @@ impl SimEngine {
         let held = self.tree.match_any(names);
         names[..held]
             .iter()
-            .filter_map(|n| self.tree.content(*n).map(|content| Page { name: *n, content }))
+            .filter_map(|n| self.tree.content(*n).copied().map(|content| Page { name: *n, content }))
             .collect()
     }
 }

@@ -1,4 +1,4 @@
-//! The simulated engine: page-exact KV bookkeeping ([`tree`]), continuous batching with chunked prefill ([`batch`]), a calibrated
+//! The simulated engine: page-exact KV bookkeeping ([`super::tree`]), continuous batching with chunked prefill ([`batch`]), a calibrated
 //! cost model ([`cost`]) and deterministic text ([`text`]). Synchronous and pure: time is passed in, and the same calls give
 //! the same outputs to the byte.
 
@@ -6,12 +6,16 @@ mod adapter;
 pub mod batch;
 pub mod cost;
 pub mod text;
-pub mod tree;
 
+pub use super::tree::{PageEvent, TreeError};
 pub use batch::SimEngine;
 pub use cost::CostModel;
 pub use text::{ContextHash, continuation};
-pub use tree::{Page, PageEvent, PageTree, TreeError};
+
+/// A page with the context hash at its end: the simulated KV.
+pub type Page = super::tree::Page<ContextHash>;
+/// The pages of a simulated worker.
+pub type PageTree = super::tree::PageTree<ContextHash>;
 
 use pinion_schemas::hash::PageHash;
 use pinion_schemas::ids::RequestId;

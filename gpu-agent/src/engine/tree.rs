@@ -4,7 +4,6 @@
 //! device and so are, locked too, all its ancestors; used + free = capacity. Nothing is freed by closing a session (I11):
 //! unlocking only makes pages evictable, least recently used leaf first.
 
-use super::text::ContextHash;
 use pinion_schemas::hash::PageHash;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,19 +51,19 @@ pub enum PageEvent {
     Dropped(PageHash),
 }
 
-/// A page with the content it holds.
+/// A page with the content it holds: what stands for the KV, or the KV itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Page {
+pub struct Page<C> {
     /// Its name.
     pub name: PageHash,
-    /// Context hash at its end: the simulated KV.
-    pub content: ContextHash,
+    /// What it holds.
+    pub content: C,
 }
 
 #[derive(Debug, Clone)]
-struct Node {
+struct Node<C> {
     parent: Option<PageHash>,
-    content: ContextHash,
+    content: C,
     on_device: bool,
     locks: u32,
     children: u32,
@@ -72,12 +71,12 @@ struct Node {
     used_at: u64,
 }
 
-/// The pages of one worker. Sizes are in pages.
+/// The pages of one worker, each with a content `C`, which ends when its page leaves the worker. Sizes are in pages.
 #[derive(Debug, Clone)]
-pub struct PageTree {
+pub struct PageTree<C> {
     capacity: u64,
     host_capacity: u64,
-    nodes: BTreeMap<PageHash, Node>,
+    nodes: BTreeMap<PageHash, Node<C>>,
     device_leaves: BTreeSet<(u64, PageHash)>,
     host_leaves: BTreeSet<(u64, PageHash)>,
     resident: u64,
@@ -87,7 +86,7 @@ pub struct PageTree {
     clock: u64,
 }
 
-impl PageTree {
+impl<C: Clone> PageTree<C> {
     /// An empty tree over `capacity` device pages and `host_capacity` pages of host memory (0: no host tier).
     pub fn new(capacity: u64, host_capacity: u64) -> Self {
         Self {
@@ -141,8 +140,8 @@ impl PageTree {
         self.nodes.get(&page).is_some_and(|n| n.on_device)
     }
     /// Content of a page in either tier.
-    pub fn content(&self, page: PageHash) -> Option<ContextHash> {
-        self.nodes.get(&page).map(|n| n.content)
+    pub fn content(&self, page: PageHash) -> Option<&C> {
+        self.nodes.get(&page).map(|n| &n.content)
     }
 
     /// How many first pages of `names` are on the device. A pure function of the tree.
@@ -156,7 +155,7 @@ impl PageTree {
     }
 
     /// Changes one node and keeps both lists of leaves right.
-    fn update(&mut self, page: PageHash, change: impl FnOnce(&mut Node)) {
+    fn update(&mut self, page: PageHash, change: impl FnOnce(&mut Node<C>)) {
         let Some(node) = self.nodes.get_mut(&page) else { return };
         let old = (node.used_at, page);
         self.device_leaves.remove(&old);
@@ -248,7 +247,7 @@ impl PageTree {
     pub fn commit(
         &mut self,
         parent: Option<PageHash>,
-        pages: &[Page],
+        pages: &[Page<C>],
         events: &mut Vec<PageEvent>,
     ) -> Result<u64, TreeError> {
         if let Some(p) = parent.filter(|p| !self.on_device(*p)) {
@@ -271,7 +270,7 @@ impl PageTree {
                 } else {
                     let node = Node {
                         parent: above,
-                        content: page.content,
+                        content: page.content.clone(),
                         on_device: false,
                         locks: 0,
                         children: 0,
@@ -353,7 +352,7 @@ impl PageTree {
     /// # Errors
     /// A sentence that names the broken invariant.
     pub fn check(&self) -> Result<(), String> {
-        let count = |f: fn(&Node) -> bool| self.nodes.values().filter(|n| f(n)).count() as u64;
+        let count = |f: fn(&Node<C>) -> bool| self.nodes.values().filter(|n| f(n)).count() as u64;
         let counts = (count(|n| n.on_device), count(|n| !n.on_device), count(|n| n.locks > 0));
         if counts != (self.resident, self.host, self.locked) {
             return Err(format!(

@@ -1,0 +1,352 @@
+//! The books of a native engine.
+
+use super::computer::{Computer, Outcome};
+use super::error::StartError;
+use super::forward::Read;
+use super::kv::Shape;
+use super::turn::Turn;
+use super::{Model, NativeConfig};
+use crate::engine::tree::{PageEvent, PageTree, TreeError};
+use pinion_actors::engine::{MovedPage, Wake};
+use pinion_actors::{Engine, EngineError, EngineOutput, Job};
+use pinion_schemas::{ChainHasher, Epoch, Micros, PageHash, RequestId};
+use pinion_transfer::{Grant, Inbox, PageRef, Pool};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// A native engine. Dropping it ends its turns; a forward pass under way ends by itself.
+pub struct NativeEngine {
+    pub(super) model: Arc<Model>,
+    pub(super) config: NativeConfig,
+    pub(super) inbox: Inbox,
+    pub(super) tree: PageTree<PageRef>,
+    pub(super) turns: Vec<Turn>,
+    /// Grants that have not ended.
+    pub(super) grants: BTreeMap<u64, super::grants::Granted>,
+    /// Page changes that [`Engine::advance`] has still to tell.
+    pub(super) events: Vec<PageEvent>,
+    computer: Computer,
+    serial: u64,
+}
+
+impl From<TreeError> for EngineError {
+    fn from(error: TreeError) -> Self {
+        match error {
+            TreeError::NoRoom { .. } => Self::NoRoom(error.to_string()),
+            _ => Self::Refused(error.to_string()),
+        }
+    }
+}
+
+impl NativeEngine {
+    /// An engine without any KV. `epoch` is the life of its pool: grants of another are not honoured.
+    ///
+    /// # Errors
+    /// [`StartError`]
+    pub fn new(model: Arc<Model>, mut config: NativeConfig, epoch: Epoch) -> Result<Self, StartError> {
+        config.chunk_tokens = config.chunk_tokens.max(1);
+        let pool = Pool::new(model.layout(config.page_tokens), config.pool_pages)?;
+        let computer = Computer::start(model.clone(), Shape::of(pool.layout()), config.threads)?;
+        Ok(Self {
+            tree: PageTree::new(config.pool_pages.into(), 0),
+            inbox: Inbox::new(pool, epoch),
+            model,
+            config,
+            turns: Vec::new(),
+            grants: BTreeMap::new(),
+            events: Vec::new(),
+            computer,
+            serial: 0,
+        })
+    }
+
+    /// Its model.
+    pub fn model(&self) -> &Arc<Model> {
+        &self.model
+    }
+
+    /// Its pages and the grants on them, for the transports that fill them.
+    pub fn inbox(&self) -> &Inbox {
+        &self.inbox
+    }
+
+    fn page_len(&self) -> usize {
+        // The pool refuses pages of zero tokens.
+        self.config.page_tokens as usize
+    }
+
+    /// Turns that somebody wants.
+    fn live(&self) -> impl Iterator<Item = &Turn> {
+        self.turns.iter().filter(|t| !t.cancelled)
+    }
+
+    /// Whether the job makes sense to this model.
+    fn check(&self, job: &Job) -> Result<(), EngineError> {
+        let (tokens, context) = (job.tokens.len(), self.model.context_tokens());
+        let refused = |why: String| Err(EngineError::Refused(why));
+        if tokens == 0 {
+            return refused("the context is empty: give it at least one token".into());
+        }
+        if tokens > context {
+            return refused(format!(
+                "the context has {tokens} tokens and this model takes {context}: shorten it"
+            ));
+        }
+        let vocabulary = self.model.vocabulary();
+        if let Some(token) = job.tokens.iter().find(|t| **t as usize >= vocabulary) {
+            return refused(format!(
+                "token {token} is none of this model's {vocabulary}: use its tokenizer"
+            ));
+        }
+        if self.live().any(|t| t.request == job.request) {
+            return refused(format!("request {} is already running: cancel it first", job.request));
+        }
+        if self.live().count() >= self.config.max_jobs {
+            let max = self.config.max_jobs;
+            return Err(EngineError::NoRoom(format!(
+                "{max} turns are in the engine: wait for one to end"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Takes a turn whose cached prefix ends in `tip` and is locked. The caller unlocks it if this fails.
+    fn place(&mut self, job: Job, tip: Option<PageHash>, pages: Vec<PageRef>) -> Result<(), EngineError> {
+        let page_len = self.page_len();
+        // What is behind the longest context cannot be written.
+        let wanted = (job.max_new_tokens as usize).min(self.model.context_tokens() - job.tokens.len() + 1);
+        // The last token that is written has no KV.
+        let held = (job.tokens.len() + wanted.saturating_sub(1)).div_ceil(page_len);
+        let missing = held.saturating_sub(pages.len());
+        self.tree.reserve(missing as u64, &mut self.events)?;
+        let slots = match self.inbox.pool().take(missing) {
+            Ok(slots) => slots,
+            Err(error) => {
+                // An evicted page is still being sent, and its slot is not free before that has ended.
+                self.tree.release(missing as u64)?;
+                return Err(EngineError::NoRoom(error.to_string()));
+            }
+        };
+        let chain = match tip {
+            Some(tip) => ChainHasher::resume(self.config.page_tokens, tip),
+            None => ChainHasher::new(self.config.page_tokens, &[job.tenant.as_deref()]),
+        };
+        self.serial += 1;
+        self.turns.push(Turn {
+            serial: self.serial,
+            request: job.request,
+            prompt_tokens: job.tokens.len(),
+            tokens: job.tokens,
+            wanted,
+            sampling: job.sampling,
+            computed: pages.len() * page_len,
+            chain,
+            tip,
+            pages,
+            slots,
+            reserved: missing as u64,
+            cancelled: false,
+        });
+        Ok(())
+    }
+
+    /// One token for each turn that writes, and prefill first come first served up to the chunk.
+    fn begin_step(&mut self) {
+        let (page_len, mut left) = (self.page_len(), self.config.chunk_tokens as usize);
+        let mut reads = Vec::new();
+        for turn in &mut self.turns {
+            if turn.decodes() {
+                reads.push(turn.lend(1, page_len));
+            } else if left > 0 {
+                let count = turn.unread().min(left);
+                left -= count;
+                reads.push(turn.lend(count, page_len));
+            }
+        }
+        if !reads.is_empty() {
+            self.computer.begin(reads);
+        }
+    }
+
+    fn end_step(&mut self, outcome: Outcome, out: &mut Vec<EngineOutput>) {
+        match outcome {
+            Ok(reads) => {
+                for read in reads {
+                    self.apply(read, out);
+                }
+            }
+            Err(error) => {
+                tracing::error!(error, turns = self.turns.len(), "a forward pass failed: all turns end");
+                while !self.turns.is_empty() {
+                    self.end(0, false, out);
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, read: Read, out: &mut Vec<EngineOutput>) {
+        let Some(at) = self.turns.iter().position(|t| t.serial == read.serial) else {
+            return;
+        };
+        let (page_len, next) = (self.page_len(), read.next);
+        let turn = &mut self.turns[at];
+        let done = turn.take_back(read, page_len, &mut self.tree, &mut self.events);
+        out.extend(self.events.drain(..).map(page_output));
+        if let Err(error) = done {
+            tracing::error!(request = %turn.request, %error, "the page books are wrong: the turn ends");
+            return self.end(at, false, out);
+        }
+        if turn.cancelled || turn.unread() > 0 {
+            return if turn.cancelled { self.end(at, false, out) } else { () };
+        }
+        let token = next.filter(|t| !self.model.stop_tokens().contains(t));
+        turn.wanted = if token.is_some() { turn.wanted - 1 } else { 0 };
+        if let Some(token) = token {
+            turn.tokens.push(token);
+            out.push(EngineOutput::Token(turn.request, token));
+        }
+        if turn.wanted == 0 {
+            self.end(at, true, out);
+        }
+    }
+
+    /// Removes a turn and gives back all it holds; its pages stay, evictable.
+    fn end(&mut self, at: usize, ok: bool, out: &mut Vec<EngineOutput>) {
+        let turn = self.turns.remove(at);
+        if !turn.cancelled {
+            out.push(EngineOutput::Finished {
+                request: turn.request,
+                ok,
+                committed_tokens: (turn.pages.len() * self.page_len()) as u32,
+                tip: turn.tip,
+            });
+        }
+        turn.end(&mut self.tree);
+    }
+}
+
+fn page_output(event: PageEvent) -> EngineOutput {
+    match event {
+        PageEvent::Stored(page) | PageEvent::Promoted(page) => EngineOutput::Stored(page),
+        PageEvent::Demoted(page) | PageEvent::Dropped(page) => EngineOutput::Evicted(page),
+    }
+}
+
+impl Engine for NativeEngine {
+    fn page_tokens(&self) -> u32 {
+        self.config.page_tokens
+    }
+
+    fn page_bytes(&self) -> u64 {
+        self.inbox.pool().page_bytes() as u64
+    }
+
+    fn pool_pages(&self) -> u64 {
+        self.tree.capacity()
+    }
+
+    fn submit(&mut self, _now: Micros, job: Job) -> Result<u64, EngineError> {
+        self.check(&job)?;
+        let mut names = ChainHasher::new(self.config.page_tokens, &[job.tenant.as_deref()]).push(&job.tokens);
+        // The last token is always read, because the first new one comes from it.
+        names.truncate((job.tokens.len() - 1) / self.page_len());
+        names.truncate(self.tree.match_device(&names));
+        let pages: Vec<PageRef> = names.iter().filter_map(|n| self.tree.content(*n).cloned()).collect();
+        let (tip, cached) = (names.last().copied(), pages.len() * self.page_len());
+        if let Some(tip) = tip {
+            self.tree.lock(tip, None)?;
+        }
+        let placed = self.place(job, tip, pages);
+        if let (Err(_), Some(tip)) = (&placed, tip) {
+            self.tree.unlock(tip)?;
+        }
+        placed.map(|()| cached as u64)
+    }
+
+    fn cancel(&mut self, request: RequestId) -> bool {
+        let Some(at) = self.turns.iter().position(|t| t.request == request && !t.cancelled) else {
+            return false;
+        };
+        self.turns[at].cancelled = true;
+        // A step under way may have its slots: it ends with that step.
+        if !self.computer.busy() {
+            self.end(at, false, &mut Vec::new());
+        }
+        true
+    }
+
+    fn next_wakeup(&self) -> Option<Micros> {
+        let due = if self.computer.busy() {
+            self.computer.has_outcome()
+        } else {
+            !self.turns.is_empty()
+        };
+        if due || !self.events.is_empty() {
+            return Some(Micros::ZERO);
+        }
+        self.grants.values().map(|g| g.deadline).min()
+    }
+
+    fn wake_with(&mut self, wake: Wake) {
+        self.computer.wake_with(wake);
+    }
+
+    fn advance(&mut self, now: Micros) -> Vec<EngineOutput> {
+        self.expire_grants(now);
+        let mut out: Vec<EngineOutput> = self.events.drain(..).map(page_output).collect();
+        if let Some(outcome) = self.computer.take() {
+            self.end_step(outcome, &mut out);
+        }
+        if !self.computer.busy() {
+            // Cancelled while others' step was under way.
+            while let Some(at) = self.turns.iter().position(|t| t.cancelled) {
+                self.end(at, false, &mut out);
+            }
+            self.begin_step();
+        }
+        out
+    }
+
+    fn resident(&self, chain: &[PageHash]) -> usize {
+        self.tree.match_device(chain)
+    }
+
+    fn pages(&self) -> Vec<PageHash> {
+        self.tree.device_pages().collect()
+    }
+
+    fn export(&self, _chain: &[PageHash]) -> Vec<MovedPage> {
+        Vec::new()
+    }
+
+    fn import(&mut self, _parent: Option<PageHash>, pages: &[MovedPage]) -> Result<u64, EngineError> {
+        if pages.is_empty() {
+            return Ok(0);
+        }
+        let why = "these pages are simulated and this engine's are real: run the same engine on both workers";
+        Err(EngineError::Refused(why.into()))
+    }
+
+    fn export_pages(&self, chain: &[PageHash]) -> Vec<(PageHash, PageRef)> {
+        let held = &chain[..self.tree.match_device(chain)];
+        held.iter()
+            .filter_map(|n| self.tree.content(*n).map(|page| (*n, page.clone())))
+            .collect()
+    }
+
+    fn grant(&mut self, pages: u32, key: u64, deadline: Micros) -> Result<Grant, EngineError> {
+        self.give_grant(pages, key, deadline)
+    }
+
+    fn import_granted(&mut self, grant: u64, parent: Option<PageHash>, names: &[PageHash]) -> Result<u64, EngineError> {
+        self.take_grant(grant, parent, names)
+    }
+
+    fn queued_tokens(&self) -> u64 {
+        self.live().map(|t| t.unread() as u64).sum()
+    }
+
+    fn running(&self) -> u32 {
+        self.live().count() as u32
+    }
+}
