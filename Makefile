@@ -8,8 +8,9 @@ nats:
 model:
 	@bash deploy/get-model.sh
 
-# Builds, brings a cluster up, replays 40 real coding-agent sessions, says what came of it, and takes everything down again.
-demo: nats
+# Builds, talks with a real model and kills its decode worker, replays 40 real coding-agent sessions, says what came of it, and
+# takes everything down again.
+demo: nats model
 	cargo build --release -p pinion
 	bash deploy/demo.sh
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# A cluster on this machine, 40 recorded coding-agent sessions against it, and the same once more with pools far too small.
-# Leaves nothing running. Needs: nats-server (deploy/get-nats.sh) and the built binary.
+# On this machine: a conversation with a real model, whose decode worker is killed; then 40 recorded coding-agent sessions against
+# simulated engines, and the same once more with pools far too small. Leaves nothing running. Needs: nats-server
+# (deploy/get-nats.sh), the model (deploy/get-model.sh) and the built binary.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.tools/bin:$PATH"
@@ -12,9 +13,16 @@ pinion down >/dev/null 2>&1 || true
 
 port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
 up() { pinion up --listen "127.0.0.1:$port" --prefill 1 --decode 3 "$@"; }
+sim() { up --engine sim "$@"; }
 
-echo "=== 1. Pools that hold the sample: 4,000,000 tokens a worker; simulated engines at 20 times the calibrated speed"
-up --pool-tokens 4000000 --speed 20
+echo "=== 1. A real model on this CPU, SmolLM2-135M-Instruct: 1 prefill worker, 3 decode workers, KV in real pages"
+up
+deploy/conversation.py target/release/pinion "$dir" "http://127.0.0.1:$port/v1/chat/completions"
+pinion down
+
+echo
+echo "=== 2. Pools that hold the sample: 4,000,000 tokens a worker; simulated engines at 20 times the calibrated speed"
+sim --pool-tokens 4000000 --speed 20
 echo "--- 40 sessions; think times cut to 0.2 s"
 pinion replay "$trace" --max-think 0.2 --min-direct 90
 echo "--- Who is there, by NATS alone"
@@ -33,8 +41,8 @@ done
 pinion down
 
 echo
-echo "=== 2. The prototype's pools: 92,104 tokens a worker, prompts cut to 76,000; engines at 200 times the calibrated speed"
-up --pool-tokens 92104 --speed 200
+echo "=== 3. The prototype's pools: 92,104 tokens a worker, prompts cut to 76,000; engines at 200 times the calibrated speed"
+sim --pool-tokens 92104 --speed 200
 pinion replay "$trace" --max-think 0.2 --max-input 76000
 pinion down
 

@@ -113,12 +113,15 @@ struct UpArgs {
     /// Where the gateway listens.
     #[arg(long)]
     listen: Option<SocketAddr>,
-    /// Pool of each worker, in tokens. Default: 4,000,000, or what --config says.
+    /// Pool of each worker, in tokens. Default: 32,768 for a model, 4,000,000 simulated, or what --config says.
     #[arg(long)]
     pool_tokens: Option<u64>,
-    /// Let the simulated engines work so many times as fast as the calibrated model.
-    #[arg(long, default_value_t = 1.0)]
-    speed: f64,
+    /// The default for simulated engines.
+    #[arg(skip)]
+    sim_pool_tokens: u64,
+    /// Let the simulated engines (--engine sim) work so many times as fast as the calibrated model.
+    #[arg(long)]
+    speed: Option<f64>,
     #[command(flatten)]
     model: ModelArgs,
 }
@@ -219,7 +222,8 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         Command::Up(mut arguments) => {
             if path.is_none() {
-                arguments.pool_tokens = arguments.pool_tokens.or(Some(UP_POOL_TOKENS));
+                arguments.model.or_native();
+                arguments.sim_pool_tokens = UP_POOL_TOKENS;
             }
             return start(&mut config, &cli.dir, &arguments);
         }
@@ -250,9 +254,35 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
 }
 
+fn size_native(config: &mut Config, arguments: &UpArgs) -> anyhow::Result<()> {
+    if arguments.speed.is_some() {
+        bail!("--speed is of simulated engines: add --engine sim, or leave it out");
+    }
+    if let Some(tokens) = arguments.pool_tokens {
+        let pages = tokens / u64::from(config.native.page_tokens.max(1));
+        config.native.pool_pages = u32::try_from(pages).unwrap_or(u32::MAX);
+    }
+    Ok(())
+}
+
+fn size_sim(config: &mut Config, arguments: &UpArgs) -> anyhow::Result<()> {
+    let speed = arguments.speed.unwrap_or(1.0);
+    if !(speed.is_finite() && speed > 0.0) {
+        bail!("--speed {speed} is not above 0");
+    }
+    let default = Some(arguments.sim_pool_tokens).filter(|tokens| *tokens > 0);
+    for engine in [&mut config.engine, &mut config.prefill_engine] {
+        engine.cost = engine.cost.faster(speed);
+        if let Some(tokens) = arguments.pool_tokens.or(default) {
+            engine.device_pages = tokens / u64::from(engine.page_tokens.max(1));
+        }
+    }
+    Ok(())
+}
+
 fn start(config: &mut Config, dir: &Path, arguments: &UpArgs) -> anyhow::Result<ExitCode> {
-    if !(arguments.speed.is_finite() && arguments.speed > 0.0) {
-        bail!("--speed {} is not above 0", arguments.speed);
+    if arguments.decode == 0 || arguments.prefill == 0 || arguments.control == 0 {
+        bail!("--decode, --prefill and --control must be at least 1");
     }
     if arguments.pool_tokens == Some(0) {
         bail!("--pool-tokens 0 holds nothing: give the tokens of one worker's pool");
@@ -262,11 +292,9 @@ fn start(config: &mut Config, dir: &Path, arguments: &UpArgs) -> anyhow::Result<
     if let Some(listen) = arguments.listen {
         config.gateway.listen = listen;
     }
-    for engine in [&mut config.engine, &mut config.prefill_engine] {
-        engine.cost = engine.cost.faster(arguments.speed);
-        if let Some(tokens) = arguments.pool_tokens {
-            engine.device_pages = tokens / u64::from(engine.page_tokens.max(1));
-        }
+    match config.model.engine {
+        model::Engine::Native => size_native(config, arguments)?,
+        model::Engine::Sim => size_sim(config, arguments)?,
     }
     let UpArgs {
         prefill,

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+/// Where `make model` puts its model.
+const FETCHED: &str = ".tools/models/SmolLM2-135M-Instruct.Q4_1.gguf";
 /// Name of the simulated model.
 const SIM: &str = "pinion-sim";
 
@@ -36,21 +38,33 @@ pub struct Model {
 /// The flags that stand above section `[model]`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct ModelArgs {
-    /// What computes. Default: `sim`, or what --config says.
+    /// What computes. Default: what --config says; without it, `native` for `up` and `sim` for single roles.
     #[arg(long)]
     engine: Option<Engine>,
-    /// The model's GGUF file, for --engine native.
+    /// The model's GGUF file, for --engine native. Default: the one that `make model` has fetched.
     #[arg(long, value_name = "FILE")]
     model: Option<PathBuf>,
 }
 
 impl ModelArgs {
+    /// The native engine, unless another is named.
+    pub fn or_native(&mut self) {
+        self.engine = self.engine.or(Some(Engine::Native));
+    }
+
     /// Puts the flags into the configuration.
     pub fn apply(&self, model: &mut Model) -> anyhow::Result<()> {
         if let Some(engine) = self.engine {
             model.engine = engine;
         }
-        let Some(path) = &self.model else { return Ok(()) };
+        let fetched = || Some(PathBuf::from(FETCHED)).filter(|p| p.is_file());
+        let found = match (model.engine, &model.path) {
+            (Engine::Native, None) => fetched(),
+            _ => None,
+        };
+        let Some(path) = self.model.as_ref().or(found.as_ref()) else {
+            return Ok(());
+        };
         if model.engine == Engine::Sim {
             bail!("--model means nothing to the engine `sim`: add --engine native, or leave it out");
         }
@@ -67,7 +81,10 @@ impl Model {
             (Engine::Sim, _) => Ok(None),
             (Engine::Native, Some(path)) => Ok(Some(path)),
             (Engine::Native, None) => {
-                bail!("the engine `native` needs a model: give its GGUF file with --model, or as model.path")
+                bail!(
+                    "the engine `native` needs a model: `make model` fetches a small one; give another's GGUF file with --model, or as \
+                     model.path; --engine sim needs none"
+                )
             }
         }
     }

@@ -134,9 +134,6 @@ pub fn up(mut config: Config, plan: &Plan) -> anyhow::Result<()> {
     if dir.join("state.json").exists() && State::read(dir)?.processes.iter().any(Process::runs) {
         bail!("a cluster is running in {}: `pinion down` stops it", dir.display());
     }
-    if plan.decode == 0 || plan.prefill == 0 || plan.control == 0 {
-        bail!("--decode, --prefill and --control must be at least 1");
-    }
     fs::create_dir_all(dir.join("logs")).with_context(|| format!("cannot make {}", dir.display()))?;
     TcpListener::bind(config.gateway.listen)
         .with_context(|| format!("{} is in use: choose another with --listen", config.gateway.listen))?;

@@ -367,7 +367,8 @@ fn users_errors_are_named() {
         (&["up", "--listen", "here"], 2, &["--listen"]),
         (&["up", "--engine", "gpu"], 2, &["--engine", "native"]),
         (&["up", "--engine", "native"], 1, &["--model"]),
-        (&["up", "--model", "x.gguf"], 1, &["--engine native"]),
+        (&["up", "--model", "x.gguf"], 1, &["x.gguf"]),
+        (&["up", "--engine", "sim", "--model", "x.gguf"], 1, &["--engine native"]),
         (&["up", "--engine", "native", "--model", &missing], 1, &["missing"]),
         (
             &["up", "--engine", "native", "--model", &prose],

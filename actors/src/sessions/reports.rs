@@ -39,7 +39,8 @@ impl Sessions {
         let Some(turn) = self.present(done.request, done.attempt) else {
             return;
         };
-        let (session, worker) = (turn.submit.session.clone(), turn.seeding_on.clone());
+        let session = turn.submit.session.clone();
+        let worker = self.held.get(&session).and_then(|e| e.seeded_by.clone());
         let said = Said {
             request: Some(done.request),
             worker: worker.as_ref(),
