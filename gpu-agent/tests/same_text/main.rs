@@ -1,0 +1,2 @@
+//! The proof that a moved page is the right page.
+fn main() {}
