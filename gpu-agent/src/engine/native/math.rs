@@ -49,16 +49,16 @@ pub(crate) fn total(mut lanes: Lanes) -> f32 {
     lanes[0]
 }
 
-/// The scalar product of two rows whose length is a multiple of 16.
+/// The products of two rows, whose length is a multiple of 16, in 16 sums.
 #[inline(always)]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub(crate) fn multiply(a: &[f32], b: &[f32]) -> Lanes {
     let mut sums = [0.0; LANES];
-    for (a, b) in a.chunks_exact(LANES).zip(b.chunks_exact(LANES)) {
+    for (a, b) in a.as_chunks::<LANES>().0.iter().zip(b.as_chunks::<LANES>().0) {
         for i in 0..LANES {
             sums[i] = a[i].mul_add(b[i], sums[i]);
         }
     }
-    total(sums)
+    sums
 }
 
 struct Norm<'a> {
@@ -75,7 +75,7 @@ impl NullaryFnOnce for Norm<'_> {
     fn call(self) {
         let width = self.weights.len();
         for (row, out) in self.rows.chunks_exact(width).zip(self.out.chunks_exact_mut(width)) {
-            let factor = 1.0 / (dot(row, row) / width as f32 + self.epsilon).sqrt();
+            let factor = 1.0 / (total(multiply(row, row)) / width as f32 + self.epsilon).sqrt();
             for i in 0..width {
                 out[i] = row[i] * factor * self.weights[i];
             }
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn sums_are_sums() {
         let a: Vec<f32> = (0..48).map(|i| i as f32).collect();
-        assert_eq!(dot(&a, &a), (0..48).map(|i| (i * i) as f32).sum::<f32>());
+        assert_eq!(total(multiply(&a, &a)), (0..48).map(|i| (i * i) as f32).sum::<f32>());
         let rows = norm(&[3.0; 32], &[2.0; 16], 0.0);
         assert!(rows.iter().all(|n| (n - 2.0).abs() < 1e-6));
     }
