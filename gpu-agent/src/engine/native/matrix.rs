@@ -17,6 +17,11 @@ const TILE: usize = 6;
 /// Pieces of work per thread: enough that one slow thread does not hold up the others for long.
 const PIECES: usize = 4;
 
+/// Most tiles for which expanding the weights again costs less than storing them.
+const DIRECT: usize = 3;
+/// Blocks of a panel: 16 KiB, half of a first cache.
+const PANEL: usize = 8;
+
 /// One number for each of 16 outputs.
 pub(crate) type Lanes = [f32; LANES];
 
@@ -24,11 +29,24 @@ pub(crate) type Lanes = [f32; LANES];
 pub(crate) struct Matrix {
     inputs: usize,
     outputs: usize,
-    /// `[group][input][output]`
-    ints: Vec<[i8; LANES]>,
-    /// `[group][block of inputs][output]`
-    scales: Vec<Lanes>,
-    offsets: Vec<Lanes>,
+    /// `[group][block of inputs]`
+    blocks: Vec<Weights>,
+}
+
+/// 32 inputs of 16 outputs, all in one place: a core reads one stream of memory faster than three.
+#[derive(Clone, Copy)]
+struct Weights {
+    ints: [[i8; LANES]; BLOCK],
+    scale: Lanes,
+    offset: Lanes,
+}
+
+impl Weights {
+    const ZERO: Self = Self {
+        ints: [[0; LANES]; BLOCK],
+        scale: [0.0; LANES],
+        offset: [0.0; LANES],
+    };
 }
 
 /// Activation rows as the kernels read them.
@@ -102,17 +120,15 @@ impl Matrix {
         let mut matrix = Self {
             inputs,
             outputs,
-            ints: vec![[0; LANES]; groups * inputs],
-            scales: vec![[0.0; LANES]; groups * blocks],
-            offsets: vec![[0.0; LANES]; groups * blocks],
+            blocks: vec![Weights::ZERO; groups * blocks],
         };
         for (at, block) in tensor.kind.blocks(tensor.bytes).enumerate() {
             let (output, place) = (at / blocks, at % blocks);
-            let (group, lane) = (output / LANES, output % LANES);
-            matrix.scales[group * blocks + place][lane] = block.scale;
-            matrix.offsets[group * blocks + place][lane] = block.offset;
-            let begin = group * inputs + place * BLOCK;
-            for (to, int) in matrix.ints[begin..begin + BLOCK].iter_mut().zip(block.ints) {
+            let lane = output % LANES;
+            let weights = &mut matrix.blocks[output / LANES * blocks + place];
+            weights.scale[lane] = block.scale;
+            weights.offset[lane] = block.offset;
+            for (to, int) in weights.ints.iter_mut().zip(block.ints) {
                 to[lane] = int;
             }
         }
@@ -127,19 +143,16 @@ impl Matrix {
     /// The weights of one output (`output < outputs`): a row of an embedding.
     pub(crate) fn weights(&self, output: usize, into: &mut [f32]) {
         let (group, lane) = (self.group(output / LANES), output % LANES);
-        for (i, (to, ints)) in into.iter_mut().zip(group.ints).enumerate() {
-            let (scale, offset) = (group.scales[i / BLOCK][lane], group.offsets[i / BLOCK][lane]);
-            *to = f32::from(ints[lane]).mul_add(scale, offset);
+        for (block, into) in group.iter().zip(into.chunks_mut(BLOCK)) {
+            for (to, ints) in into.iter_mut().zip(&block.ints) {
+                *to = f32::from(ints[lane]).mul_add(block.scale[lane], block.offset[lane]);
+            }
         }
     }
 
-    fn group(&self, at: usize) -> Group<'_> {
-        let (inputs, blocks) = (self.inputs, self.inputs / BLOCK);
-        Group {
-            ints: &self.ints[at * inputs..][..inputs],
-            scales: &self.scales[at * blocks..][..blocks],
-            offsets: &self.offsets[at * blocks..][..blocks],
-        }
+    fn group(&self, at: usize) -> &[Weights] {
+        let blocks = self.inputs / BLOCK;
+        &self.blocks[at * blocks..][..blocks]
     }
 
     /// `[row][output]` for all rows.
@@ -181,13 +194,6 @@ impl Matrix {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Group<'a> {
-    ints: &'a [[i8; LANES]],
-    scales: &'a [Lanes],
-    offsets: &'a [Lanes],
-}
-
 /// Some groups of outputs for all rows. A struct and no closure: only so is it compiled for the vector unit that is there.
 struct Kernel<'a> {
     matrix: &'a Matrix,
@@ -214,12 +220,15 @@ impl NullaryFnOnce for Kernel<'_> {
                 }
             }
             Rows::Tiles { numbers, .. } => {
-                let mut panel = vec![[0.0; LANES]; inputs];
                 let padded = numbers.len() / inputs * TILE;
                 for (at, out) in self.out.chunks_exact_mut(padded).enumerate() {
-                    expand(self.matrix.group(self.first + at), &mut panel);
-                    for (tile, out) in numbers.chunks_exact(inputs).zip(out.chunks_exact_mut(TILE)) {
-                        out.copy_from_slice(&tile_by_one(&panel, tile));
+                    let group = self.matrix.group(self.first + at);
+                    if padded <= DIRECT * TILE {
+                        for (tile, out) in numbers.chunks_exact(inputs).zip(out.as_chunks_mut::<TILE>().0) {
+                            tile_direct(group, tile, out);
+                        }
+                    } else {
+                        tiles_by_panel(group, numbers, out);
                     }
                 }
             }
@@ -229,22 +238,12 @@ impl NullaryFnOnce for Kernel<'_> {
 
 /// The weights of one input. Rounded before use, so that it makes no difference whether they are stored in between.
 #[inline(always)]
-fn weight(ints: &[i8; LANES], scale: &Lanes, offset: &Lanes) -> Lanes {
+fn weight(block: &Weights, input: usize) -> Lanes {
     let mut out = [0.0; LANES];
     for c in 0..LANES {
-        out[c] = f32::from(ints[c]).mul_add(scale[c], offset[c]);
+        out[c] = f32::from(block.ints[input][c]).mul_add(block.scale[c], block.offset[c]);
     }
     out
-}
-
-#[inline(always)]
-fn expand(group: Group<'_>, panel: &mut [Lanes]) {
-    let blocks = group.ints.chunks_exact(BLOCK).zip(panel.chunks_exact_mut(BLOCK));
-    for ((ints, panel), (scale, offset)) in blocks.zip(group.scales.iter().zip(group.offsets)) {
-        for (ints, to) in ints.iter().zip(panel) {
-            *to = weight(ints, scale, offset);
-        }
-    }
 }
 
 #[inline(always)]
@@ -254,29 +253,59 @@ fn add(sums: &mut Lanes, weights: &Lanes, x: f32) {
     }
 }
 
+/// One row, two groups: two chains under way hide the time that a fused multiply-add takes.
 #[inline(always)]
-fn tile_by_one(panel: &[Lanes], tile: &[[f32; TILE]]) -> [Lanes; TILE] {
+fn row_by_two(a: &[Weights], b: &[Weights], row: &[f32]) -> [Lanes; 2] {
+    let (mut left, mut right) = ([0.0; LANES], [0.0; LANES]);
+    for ((a, b), x) in a.iter().zip(b).zip(row.as_chunks::<BLOCK>().0) {
+        for i in 0..BLOCK {
+            add(&mut left, &weight(a, i), x[i]);
+            add(&mut right, &weight(b, i), x[i]);
+        }
+    }
+    [left, right]
+}
+
+/// A few rows: the weights are expanded for each tile and never stored.
+#[inline(always)]
+fn tile_direct(group: &[Weights], tile: &[[f32; TILE]], out: &mut [Lanes; TILE]) {
     let mut sums = [[0.0; LANES]; TILE];
+    for (block, tile) in group.iter().zip(tile.as_chunks::<BLOCK>().0) {
+        for i in 0..BLOCK {
+            let weights = weight(block, i);
+            for r in 0..TILE {
+                add(&mut sums[r], &weights, tile[i][r]);
+            }
+        }
+    }
+    *out = sums;
+}
+
+/// Many rows: the weights are expanded once, as many as stay in the first cache; the sums go on from panel to panel.
+#[inline(always)]
+fn tiles_by_panel(group: &[Weights], numbers: &[[f32; TILE]], out: &mut [Lanes]) {
+    let inputs = group.len() * BLOCK;
+    let mut panel = [[0.0; LANES]; PANEL * BLOCK];
+    for (at, blocks) in group.chunks(PANEL).enumerate() {
+        for (block, panel) in blocks.iter().zip(panel.as_chunks_mut::<BLOCK>().0) {
+            for i in 0..BLOCK {
+                panel[i] = weight(block, i);
+            }
+        }
+        let panel = &panel[..blocks.len() * BLOCK];
+        for (tile, out) in numbers.chunks_exact(inputs).zip(out.as_chunks_mut::<TILE>().0) {
+            tile_onto(panel, &tile[at * PANEL * BLOCK..][..panel.len()], out);
+        }
+    }
+}
+
+#[inline(always)]
+fn tile_onto(panel: &[Lanes], tile: &[[f32; TILE]], out: &mut [Lanes; TILE]) {
+    let mut sums = *out;
     for (weights, x) in panel.iter().zip(tile) {
         for r in 0..TILE {
             add(&mut sums[r], weights, x[r]);
         }
     }
-    sums
-}
-
-/// One row, two groups: two chains under way hide the time that a fused multiply-add takes.
-#[inline(always)]
-fn row_by_two(a: Group<'_>, b: Group<'_>, row: &[f32]) -> [Lanes; 2] {
-    let (mut left, mut right) = ([0.0; LANES], [0.0; LANES]);
-    for (at, x) in row.chunks_exact(BLOCK).enumerate() {
-        let (first, second) = (&a.ints[at * BLOCK..][..BLOCK], &b.ints[at * BLOCK..][..BLOCK]);
-        for i in 0..BLOCK {
-            let one = weight(&first[i], &a.scales[at], &a.offsets[at]);
-            let two = weight(&second[i], &b.scales[at], &b.offsets[at]);
-            add(&mut left, &one, x[i]);
-            add(&mut right, &two, x[i]);
-        }
-    }
-    [left, right]
+    *out = sums;
 }
