@@ -60,7 +60,7 @@ fn measure(model: &Arc<Model>, threads: usize, prompt: u32, turns: u32) {
     let rate = |tokens: u32, time: Duration| f64::from(tokens) / time.as_secs_f64();
     let (prefill, decode) = (
         rate(prompt * turns, read),
-        rate(written - turns, begun.elapsed() - read),
+        rate(written - turns, begun.elapsed().saturating_sub(read)),
     );
     println!(
         "{turns} × {prompt:5} tokens, {threads} thread(s): prefill {prefill:7.1} tokens/s, decode {decode:6.1} tokens/s"

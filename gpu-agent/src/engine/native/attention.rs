@@ -2,6 +2,11 @@
 //!
 //! A token's query visits the pages of its context from the first to its own, and in each the tokens up to its own: the same sums
 //! in the same order, whoever else is in the step. Keys and values come from the pages only, rounded as they are there.
+#![allow(
+    clippy::inline_always,
+    clippy::needless_range_loop,
+    reason = "kernels are compiled for a vector unit as one piece, best from counted loops over arrays"
+)]
 
 use super::kv::{Kv, Part, Shape};
 use super::math::{exp, multiply, total};

@@ -196,8 +196,11 @@ impl NativeEngine {
             tracing::error!(request = %turn.request, %error, "the page books are wrong: the turn ends");
             return self.end(at, false, out);
         }
-        if turn.cancelled || turn.unread() > 0 {
-            return if turn.cancelled { self.end(at, false, out) } else { () };
+        if turn.cancelled {
+            return self.end(at, false, out);
+        }
+        if turn.unread() > 0 {
+            return;
         }
         let token = next.filter(|t| !self.model.stop_tokens().contains(t));
         turn.wanted = if token.is_some() { turn.wanted - 1 } else { 0 };

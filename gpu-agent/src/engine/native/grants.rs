@@ -54,11 +54,11 @@ impl NativeEngine {
         // Each page that was new has taken one of the reserved.
         let left = u64::from(granted.pages).saturating_sub(before - self.tree.reserved());
         self.tree.release(left)?;
-        Ok(stored.map_err(|error| match error {
+        stored.map_err(|error| match error {
             // It was evicted while they were on their way.
             TreeError::NotResident(_) => EngineError::NoRoom(error.to_string()),
             other => other.into(),
-        })?)
+        })
     }
 
     /// Ends grants whose time is over.

@@ -3,6 +3,11 @@
 //! Each output is one chain of fused multiply-adds over the inputs in their order, starting at zero, with the weight expanded to
 //! `f32` first. Rows and columns may be computed in any company, on any number of threads and with any vector width: the chain is
 //! the same, so the bits are too. Vectors run across outputs, never across inputs, which is what keeps the chain in order.
+#![allow(
+    clippy::inline_always,
+    clippy::needless_range_loop,
+    reason = "kernels are compiled for a vector unit as one piece, best from counted loops over arrays"
+)]
 
 use super::error::LoadError;
 use super::gguf::Tensor;

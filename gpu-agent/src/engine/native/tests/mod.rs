@@ -74,7 +74,7 @@ impl Bench {
     /// Waits until a step has ended.
     fn wait(&mut self) {
         self.woken
-            .recv_timeout(Duration::from_secs(60))
+            .recv_timeout(Duration::from_mins(1))
             .expect("a step did not end");
     }
 
