@@ -10,7 +10,7 @@
 
 use super::kv::{Kv, Part, Shape};
 use super::math::{exp, multiply, total};
-use super::matrix::{LANES, Lanes};
+use super::kernel::{LANES, Lanes};
 use super::threads::Threads;
 use pulp::{Arch, NullaryFnOnce};
 

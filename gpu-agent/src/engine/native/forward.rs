@@ -3,7 +3,7 @@
 use super::attention::{Setting, Span, attend};
 use super::kv::{Kv, Part, Shape};
 use super::math::{accumulate, angles, norm, rotate, swish};
-use super::matrix::Rows;
+use super::kernel::Rows;
 use super::model::{Layer, Model};
 use super::sample::choose;
 use super::threads::Threads;

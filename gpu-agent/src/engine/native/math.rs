@@ -6,7 +6,7 @@
     reason = "kernels are compiled for a vector unit as one piece, best from counted loops over arrays"
 )]
 
-use super::matrix::{LANES, Lanes};
+use super::kernel::{LANES, Lanes};
 use pulp::{Arch, NullaryFnOnce};
 use std::f32::consts::LOG2_E;
 

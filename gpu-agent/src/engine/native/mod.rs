@@ -15,6 +15,7 @@ mod error;
 mod forward;
 mod gguf;
 mod grants;
+mod kernel;
 mod kv;
 mod math;
 mod matrix;

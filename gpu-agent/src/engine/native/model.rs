@@ -2,7 +2,8 @@
 
 use super::error::LoadError;
 use super::gguf::{Gguf, Value};
-use super::matrix::{LANES, Matrix};
+use super::kernel::LANES;
+use super::matrix::Matrix;
 use pinion_transfer::layout::{Dtype, Layout, digest};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

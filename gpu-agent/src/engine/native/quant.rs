@@ -84,6 +84,11 @@ impl Kind {
         numbers.is_multiple_of(self.piece().0)
     }
 
+    /// Whether all ints of its blocks are from 0 to 15.
+    pub(crate) fn is_four_bits(self) -> bool {
+        matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q4K)
+    }
+
     /// The blocks of whole pieces, in order.
     pub(crate) fn blocks(self, bytes: &[u8]) -> impl Iterator<Item = Block> {
         bytes.chunks_exact(self.piece().1).flat_map(move |piece| match self {
@@ -97,10 +102,12 @@ impl Kind {
         let half = |at| half_at(piece, at);
         let (scale, offset) = match self {
             Self::Q4_1 | Self::Q5_1 => (half(0), half(2)),
+            // Exactly the same numbers, from ints that are not negative.
+            Self::Q4_0 => (half(0), -8.0 * half(0)),
             _ => (half(0), 0.0),
         };
         let ints = match self {
-            Self::Q4_0 => nibbles(&piece[2..], 0, 8),
+            Self::Q4_0 => nibbles(&piece[2..], 0, 0),
             Self::Q4_1 => nibbles(&piece[4..], 0, 0),
             Self::Q5_0 => nibbles(&piece[6..], word_at(piece, 2), 16),
             Self::Q5_1 => nibbles(&piece[8..], word_at(piece, 4), 0),

@@ -1,7 +1,8 @@
 //! The fast kernels against slow and obvious ones, to the bit.
 
 use super::super::gguf::Tensor;
-use super::super::matrix::{Matrix, Rows};
+use super::super::kernel::Rows;
+use super::super::matrix::Matrix;
 use super::super::quant::Kind;
 use super::super::threads::Threads;
 use proptest::prelude::*;
