@@ -8,9 +8,9 @@
     reason = "kernels are compiled for a vector unit as one piece, best from counted loops over arrays"
 )]
 
+use super::kernel::{LANES, Lanes};
 use super::kv::{Kv, Part, Shape};
 use super::math::{exp, multiply, total};
-use super::kernel::{LANES, Lanes};
 use super::threads::Threads;
 use pulp::{Arch, NullaryFnOnce};
 

@@ -6,11 +6,10 @@ use super::forward::Read;
 use super::kv::Shape;
 use super::turn::Turn;
 use super::{Model, NativeConfig};
-use crate::engine::tree::{PageEvent, PageTree, TreeError};
-use pinion_actors::engine::{MovedPage, Wake};
-use pinion_actors::{Engine, EngineError, EngineOutput, Job};
-use pinion_schemas::{ChainHasher, Epoch, Micros, PageHash, RequestId};
-use pinion_transfer::{Grant, Inbox, PageRef, Pool};
+use crate::engine::tree::{PageEvent, PageTree};
+use pinion_actors::{EngineError, EngineOutput, Job};
+use pinion_schemas::{ChainHasher, Epoch, PageHash};
+use pinion_transfer::{Inbox, PageRef, Pool};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -23,19 +22,10 @@ pub struct NativeEngine {
     pub(super) turns: Vec<Turn>,
     /// Grants that have not ended.
     pub(super) grants: BTreeMap<u64, super::grants::Granted>,
-    /// Page changes that [`Engine::advance`] has still to tell.
+    /// Page changes that `advance` has still to tell.
     pub(super) events: Vec<PageEvent>,
-    computer: Computer,
+    pub(super) computer: Computer,
     serial: u64,
-}
-
-impl From<TreeError> for EngineError {
-    fn from(error: TreeError) -> Self {
-        match error {
-            TreeError::NoRoom { .. } => Self::NoRoom(error.to_string()),
-            _ => Self::Refused(error.to_string()),
-        }
-    }
 }
 
 impl NativeEngine {
@@ -70,18 +60,18 @@ impl NativeEngine {
         &self.inbox
     }
 
-    fn page_len(&self) -> usize {
+    pub(super) fn page_len(&self) -> usize {
         // The pool refuses pages of zero tokens.
         self.config.page_tokens as usize
     }
 
     /// Turns that somebody wants.
-    fn live(&self) -> impl Iterator<Item = &Turn> {
+    pub(super) fn live(&self) -> impl Iterator<Item = &Turn> {
         self.turns.iter().filter(|t| !t.cancelled)
     }
 
     /// Whether the job makes sense to this model.
-    fn check(&self, job: &Job) -> Result<(), EngineError> {
+    pub(super) fn check(&self, job: &Job) -> Result<(), EngineError> {
         let (tokens, context) = (job.tokens.len(), self.model.context_tokens());
         let refused = |why: String| Err(EngineError::Refused(why));
         if tokens == 0 {
@@ -111,7 +101,7 @@ impl NativeEngine {
     }
 
     /// Takes a turn whose cached prefix ends in `tip` and is locked. The caller unlocks it if this fails.
-    fn place(&mut self, job: Job, tip: Option<PageHash>, pages: Vec<PageRef>) -> Result<(), EngineError> {
+    pub(super) fn place(&mut self, job: Job, tip: Option<PageHash>, pages: Vec<PageRef>) -> Result<(), EngineError> {
         let page_len = self.page_len();
         // What is behind the longest context cannot be written.
         let wanted = (job.max_new_tokens as usize).min(self.model.context_tokens() - job.tokens.len() + 1);
@@ -151,7 +141,7 @@ impl NativeEngine {
     }
 
     /// One token for each turn that writes, and prefill first come first served up to the chunk.
-    fn begin_step(&mut self) {
+    pub(super) fn begin_step(&mut self) {
         let (page_len, mut left) = (self.page_len(), self.config.chunk_tokens as usize);
         let mut reads = Vec::new();
         for turn in &mut self.turns {
@@ -168,7 +158,7 @@ impl NativeEngine {
         }
     }
 
-    fn end_step(&mut self, outcome: Outcome, out: &mut Vec<EngineOutput>) {
+    pub(super) fn end_step(&mut self, outcome: Outcome, out: &mut Vec<EngineOutput>) {
         match outcome {
             Ok(reads) => {
                 for read in reads {
@@ -214,7 +204,7 @@ impl NativeEngine {
     }
 
     /// Removes a turn and gives back all it holds; its pages stay, evictable.
-    fn end(&mut self, at: usize, ok: bool, out: &mut Vec<EngineOutput>) {
+    pub(super) fn end(&mut self, at: usize, ok: bool, out: &mut Vec<EngineOutput>) {
         let turn = self.turns.remove(at);
         if !turn.cancelled {
             out.push(EngineOutput::Finished {
@@ -228,125 +218,9 @@ impl NativeEngine {
     }
 }
 
-fn page_output(event: PageEvent) -> EngineOutput {
+pub(super) fn page_output(event: PageEvent) -> EngineOutput {
     match event {
         PageEvent::Stored(page) | PageEvent::Promoted(page) => EngineOutput::Stored(page),
         PageEvent::Demoted(page) | PageEvent::Dropped(page) => EngineOutput::Evicted(page),
-    }
-}
-
-impl Engine for NativeEngine {
-    fn page_tokens(&self) -> u32 {
-        self.config.page_tokens
-    }
-
-    fn page_bytes(&self) -> u64 {
-        self.inbox.pool().page_bytes() as u64
-    }
-
-    fn pool_pages(&self) -> u64 {
-        self.tree.capacity()
-    }
-
-    fn submit(&mut self, _now: Micros, job: Job) -> Result<u64, EngineError> {
-        self.check(&job)?;
-        let mut names = ChainHasher::new(self.config.page_tokens, &[job.tenant.as_deref()]).push(&job.tokens);
-        // The last token is always read, because the first new one comes from it.
-        names.truncate((job.tokens.len() - 1) / self.page_len());
-        names.truncate(self.tree.match_device(&names));
-        let pages: Vec<PageRef> = names.iter().filter_map(|n| self.tree.content(*n).cloned()).collect();
-        let (tip, cached) = (names.last().copied(), pages.len() * self.page_len());
-        if let Some(tip) = tip {
-            self.tree.lock(tip, None)?;
-        }
-        let placed = self.place(job, tip, pages);
-        if let (Err(_), Some(tip)) = (&placed, tip) {
-            self.tree.unlock(tip)?;
-        }
-        placed.map(|()| cached as u64)
-    }
-
-    fn cancel(&mut self, request: RequestId) -> bool {
-        let Some(at) = self.turns.iter().position(|t| t.request == request && !t.cancelled) else {
-            return false;
-        };
-        self.turns[at].cancelled = true;
-        // A step under way may have its slots: it ends with that step.
-        if !self.computer.busy() {
-            self.end(at, false, &mut Vec::new());
-        }
-        true
-    }
-
-    fn next_wakeup(&self) -> Option<Micros> {
-        let due = if self.computer.busy() {
-            self.computer.has_outcome()
-        } else {
-            !self.turns.is_empty()
-        };
-        if due || !self.events.is_empty() {
-            return Some(Micros::ZERO);
-        }
-        self.grants.values().map(|g| g.deadline).min()
-    }
-
-    fn wake_with(&mut self, wake: Wake) {
-        self.computer.wake_with(wake);
-    }
-
-    fn advance(&mut self, now: Micros) -> Vec<EngineOutput> {
-        self.expire_grants(now);
-        let mut out: Vec<EngineOutput> = self.events.drain(..).map(page_output).collect();
-        if let Some(outcome) = self.computer.take() {
-            self.end_step(outcome, &mut out);
-        }
-        if !self.computer.busy() {
-            // Cancelled while others' step was under way.
-            while let Some(at) = self.turns.iter().position(|t| t.cancelled) {
-                self.end(at, false, &mut out);
-            }
-            self.begin_step();
-        }
-        out
-    }
-
-    fn resident(&self, chain: &[PageHash]) -> usize {
-        self.tree.match_device(chain)
-    }
-
-    fn pages(&self) -> Vec<PageHash> {
-        self.tree.device_pages().collect()
-    }
-
-    fn export(&self, _chain: &[PageHash]) -> Vec<MovedPage> {
-        Vec::new()
-    }
-
-    fn import(&mut self, _parent: Option<PageHash>, _pages: &[MovedPage]) -> Result<u64, EngineError> {
-        let why = "these pages are simulated and this engine's are real: run the same engine on both workers";
-        Err(EngineError::Refused(why.into()))
-    }
-
-    fn export_pages(&self, chain: &[PageHash]) -> Vec<(PageHash, PageRef)> {
-        let held = &chain[..self.tree.match_device(chain)];
-        held.iter()
-            .filter_map(|n| self.tree.content(*n).map(|page| (*n, page.clone())))
-            .collect()
-    }
-
-    fn grant(&mut self, pages: u32, key: u64, deadline: Micros) -> Result<Grant, EngineError> {
-        self.give_grant(pages, key, deadline)
-    }
-
-    fn import_granted(&mut self, grant: u64, parent: Option<PageHash>, names: &[PageHash]) -> Result<u64, EngineError> {
-        self.take_grant(grant, parent, names)
-    }
-
-    fn queued_tokens(&self) -> u64 {
-        self.live().map(|t| t.unread() as u64).sum()
-    }
-
-    fn running(&self) -> u32 {
-        self.live().count() as u32
     }
 }

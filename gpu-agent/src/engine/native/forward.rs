@@ -1,9 +1,9 @@
 //! One forward pass over tokens of several turns.
 
 use super::attention::{Setting, Span, attend};
+use super::kernel::Rows;
 use super::kv::{Kv, Part, Shape};
 use super::math::{accumulate, angles, norm, rotate, swish};
-use super::kernel::Rows;
 use super::model::{Layer, Model};
 use super::sample::choose;
 use super::threads::Threads;

@@ -1,6 +1,6 @@
 //! The native engine: a Llama-family model from a GGUF file on the CPU, with its KV in pages of the node's pool.
 //!
-//! Three parts. The *books* ([`engine`], [`turn`]) belong to the caller's thread and never wait: turns, page tree, grants. The
+//! Three parts. The *books* ([`engine`], [`turn`], [`grants`]) belong to the caller's thread and never wait: turns, page tree, grants. The
 //! *computer* ([`computer`]) is one thread that gets a step (some tokens of some turns, with their pages), runs the forward pass
 //! ([`forward`]), and gives the pages back. The *model* ([`model`]) is shared by all engines of the process.
 //!
@@ -8,6 +8,7 @@
 //! units, or on whether its prefix was computed here, found in cache, or moved here. So a page can be proved right by comparing
 //! digests, and a turn goes on elsewhere with the same words. [`matrix`] and [`attention`] say how that is kept.
 
+mod adapter;
 mod attention;
 mod computer;
 mod engine;

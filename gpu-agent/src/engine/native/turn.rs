@@ -28,7 +28,7 @@ pub(crate) struct Turn {
     pub(crate) slots: Vec<SlotMut>,
     /// Pages reserved in the tree.
     pub(crate) reserved: u64,
-    /// Nobody wants it any more, and a step still has its slots.
+    /// Nobody wants it any more, and a step still has slots of it.
     pub(crate) cancelled: bool,
 }
 

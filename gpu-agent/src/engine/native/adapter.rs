@@ -1,0 +1,131 @@
+//! The native engine behind the trait that the roles know. Everything here is answered at once: the computer has no books.
+
+use super::NativeEngine;
+use super::engine::page_output;
+use crate::engine::tree::TreeError;
+use pinion_actors::engine::{MovedPage, Wake};
+use pinion_actors::{Engine, EngineError, EngineOutput, Job};
+use pinion_schemas::{ChainHasher, Micros, PageHash, RequestId};
+use pinion_transfer::{Grant, PageRef};
+
+impl From<TreeError> for EngineError {
+    fn from(error: TreeError) -> Self {
+        match error {
+            TreeError::NoRoom { .. } => Self::NoRoom(error.to_string()),
+            _ => Self::Refused(error.to_string()),
+        }
+    }
+}
+
+impl Engine for NativeEngine {
+    fn page_tokens(&self) -> u32 {
+        self.config.page_tokens
+    }
+
+    fn page_bytes(&self) -> u64 {
+        self.inbox.pool().page_bytes() as u64
+    }
+
+    fn pool_pages(&self) -> u64 {
+        self.tree.capacity()
+    }
+
+    fn submit(&mut self, _now: Micros, job: Job) -> Result<u64, EngineError> {
+        self.check(&job)?;
+        let mut names = ChainHasher::new(self.config.page_tokens, &[job.tenant.as_deref()]).push(&job.tokens);
+        // The last token is always read, because the first new one comes from it.
+        names.truncate((job.tokens.len() - 1) / self.page_len());
+        names.truncate(self.tree.match_device(&names));
+        let pages: Vec<PageRef> = names.iter().filter_map(|n| self.tree.content(*n).cloned()).collect();
+        let (tip, cached) = (names.last().copied(), pages.len() * self.page_len());
+        if let Some(tip) = tip {
+            self.tree.lock(tip, None)?;
+        }
+        let placed = self.place(job, tip, pages);
+        if let (Err(_), Some(tip)) = (&placed, tip) {
+            self.tree.unlock(tip)?;
+        }
+        placed.map(|()| cached as u64)
+    }
+
+    fn cancel(&mut self, request: RequestId) -> bool {
+        let Some(at) = self.turns.iter().position(|t| t.request == request && !t.cancelled) else {
+            return false;
+        };
+        let turn = &mut self.turns[at];
+        turn.cancelled = true;
+        // A step under way may have slots of it, at least that of its last token: then it ends with that step.
+        if turn.slots.len() as u64 == turn.reserved {
+            self.end(at, false, &mut Vec::new());
+        }
+        true
+    }
+
+    fn next_wakeup(&self) -> Option<Micros> {
+        let due = if self.computer.busy() {
+            self.computer.has_outcome()
+        } else {
+            !self.turns.is_empty()
+        };
+        if due || !self.events.is_empty() {
+            return Some(Micros::ZERO);
+        }
+        self.grants.values().map(|g| g.deadline).min()
+    }
+
+    fn wake_with(&mut self, wake: Wake) {
+        self.computer.wake_with(wake);
+    }
+
+    fn advance(&mut self, now: Micros) -> Vec<EngineOutput> {
+        self.expire_grants(now);
+        let mut out: Vec<EngineOutput> = self.events.drain(..).map(page_output).collect();
+        if let Some(outcome) = self.computer.take() {
+            self.end_step(outcome, &mut out);
+        }
+        if !self.computer.busy() {
+            self.begin_step();
+        }
+        out
+    }
+
+    fn resident(&self, chain: &[PageHash]) -> usize {
+        self.tree.match_device(chain)
+    }
+
+    fn pages(&self) -> Vec<PageHash> {
+        self.tree.device_pages().collect()
+    }
+
+    fn export(&self, _chain: &[PageHash]) -> Vec<MovedPage> {
+        Vec::new()
+    }
+
+    fn import(&mut self, _parent: Option<PageHash>, _pages: &[MovedPage]) -> Result<u64, EngineError> {
+        let why = "these pages are simulated and this engine's are real: run the same engine on both workers";
+        Err(EngineError::Refused(why.into()))
+    }
+
+    fn export_pages(&self, chain: &[PageHash]) -> Vec<(PageHash, PageRef)> {
+        let held = &chain[..self.tree.match_device(chain)];
+        held.iter()
+            .filter_map(|n| self.tree.content(*n).map(|page| (*n, page.clone())))
+            .collect()
+    }
+
+    fn grant(&mut self, pages: u32, key: u64, deadline: Micros) -> Result<Grant, EngineError> {
+        self.give_grant(pages, key, deadline)
+    }
+
+    fn import_granted(&mut self, grant: u64, parent: Option<PageHash>, names: &[PageHash]) -> Result<u64, EngineError> {
+        self.take_grant(grant, parent, names)
+    }
+
+    fn queued_tokens(&self) -> u64 {
+        self.live().map(|t| t.unread() as u64).sum()
+    }
+
+    fn running(&self) -> u32 {
+        self.live().count() as u32
+    }
+}
