@@ -3,7 +3,7 @@
 use super::super::gguf::Tensor;
 use super::super::kernel::Rows;
 use super::super::matrix::Matrix;
-use super::super::quant::Kind;
+use super::super::quant::{Block, Kind};
 use super::super::threads::Threads;
 use proptest::prelude::*;
 
@@ -37,28 +37,104 @@ proptest! {
     }
 }
 
-/// Known blocks, computed by hand from the formats' definitions.
+/// Bytes by a formula, the first halves given.
+fn piece(bytes: usize, at: usize, halves: &[f32]) -> Vec<u8> {
+    let mut out: Vec<u8> = (0..bytes).map(|i| (i * 37 + 11) as u8).collect();
+    for (i, half) in halves.iter().enumerate() {
+        out[at + 2 * i..at + 2 * i + 2].copy_from_slice(&half::f16::from_f32(*half).to_le_bytes());
+    }
+    out
+}
+
+/// Numbers that the formats' authors' own reader (`gguf` for Python) makes of the same bytes.
 #[test]
-fn formats_mean_what_they_say() {
-    let half = |x: f32| half::f16::from_f32(x).to_le_bytes();
-    let numbers = |kind: Kind, bytes: &[u8]| -> Vec<f32> {
-        let expand = |b: super::super::quant::Block| b.ints.map(|i| f32::from(i) * b.scale + b.offset);
-        kind.blocks(bytes).flat_map(expand).collect()
+fn formats_mean_what_their_authors_say() {
+    let check = |kind: Kind, bytes: &[u8], within: f32, wanted: &[(usize, f32)]| {
+        let expand = |b: Block| b.ints.map(|i| f32::from(i).mul_add(b.scale, b.offset));
+        let got: Vec<f32> = kind.blocks(bytes).flat_map(expand).collect();
+        for (at, want) in wanted {
+            assert!(
+                (got[*at] - want).abs() <= within,
+                "{kind:?} {at}: {} and not {want}",
+                got[*at]
+            );
+        }
     };
-    let nibbles: Vec<u8> = (0..16).map(|i| i | (15 - i) << 4).collect();
-    let q4_0 = [&half(0.5)[..], &nibbles].concat();
-    let got = numbers(Kind::Q4_0, &q4_0);
-    assert_eq!((got[0], got[3], got[16], got[31]), (-4.0, -2.5, 3.5, -4.0));
-    let q4_1 = [&half(0.5)[..], &half(2.0), &nibbles].concat();
-    let got = numbers(Kind::Q4_1, &q4_1);
-    assert_eq!((got[0], got[3], got[16], got[31]), (2.0, 3.5, 9.5, 2.0));
-    let fifth = 0x8000_0001_u32.to_le_bytes();
-    let q5_0 = [&half(1.0)[..], &fifth, &nibbles].concat();
-    let got = numbers(Kind::Q5_0, &q5_0);
-    assert_eq!((got[0], got[3], got[16], got[31]), (0.0, -13.0, -1.0, 0.0));
-    let q5_1 = [&half(1.0)[..], &half(-3.0), &fifth, &nibbles].concat();
-    let got = numbers(Kind::Q5_1, &q5_1);
-    assert_eq!((got[0], got[3], got[16], got[31]), (13.0, 0.0, 12.0, 13.0));
-    let q8_0 = [&half(0.25)[..], &[0xff; 32]].concat();
-    assert_eq!(numbers(Kind::Q8_0, &q8_0), [-0.25; 32]);
+    let q4_0 = piece(18, 0, &[0.5]);
+    check(
+        Kind::Q4_0,
+        &q4_0,
+        0.0,
+        &[(0, -1.5), (7, 0.0), (15, -4.0), (16, -1.5), (25, 1.0)],
+    );
+    let q4_1 = piece(20, 0, &[0.5, -2.0]);
+    check(
+        Kind::Q4_1,
+        &q4_1,
+        0.0,
+        &[(0, 5.5), (7, -1.0), (15, 3.0), (16, 2.5), (31, 4.0)],
+    );
+    let q5_0 = piece(22, 0, &[0.5]);
+    check(
+        Kind::Q5_0,
+        &q5_0,
+        0.0,
+        &[(0, 4.5), (7, -2.0), (15, -6.0), (16, 7.0), (25, -6.5)],
+    );
+    let q5_1 = piece(24, 0, &[0.5, -2.0]);
+    check(
+        Kind::Q5_1,
+        &q5_1,
+        0.0,
+        &[(0, 7.5), (7, 9.0), (15, 13.0), (25, 10.0), (31, 0.5)],
+    );
+    let q4k = piece(144, 0, &[0.5, 0.25]);
+    check(
+        Kind::Q4K,
+        &q4k,
+        0.0,
+        &[(0, 157.75), (32, 4.0), (100, 47.5), (190, 442.5), (255, 24.25)],
+    );
+    // Rounded: the largest of a block is at most 1,922, of which a half of 1/127 may be lost.
+    let q6k = piece(210, 208, &[0.5]);
+    check(
+        Kind::Q6K,
+        &q6k,
+        7.6,
+        &[
+            (0, -715.5),
+            (16, -216.0),
+            (40, -304.5),
+            (100, 1261.5),
+            (130, 71.5),
+            (255, -30.0),
+        ],
+    );
+    let q8_0 = [&half::f16::from_f32(0.25).to_le_bytes()[..], &[0xff; 32]].concat();
+    check(Kind::Q8_0, &q8_0, 0.0, &[(0, -0.25), (31, -0.25)]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(20))]
+    #[test]
+    fn four_bits_in_memory_are_the_same_numbers(bytes in prop::collection::vec(any::<u8>(), 20 * 2 * 19), rows in 1_usize..30) {
+        let mut bytes = bytes;
+        for piece in bytes.chunks_exact_mut(20) {
+            // Halves that are numbers.
+            (piece[1], piece[3]) = (piece[1] & 0x3b, piece[3] & 0xbb);
+        }
+        let tensor = Tensor { kind: Kind::Q4_1, shape: vec![64, 19], bytes: &bytes };
+        let matrix = Matrix::new("w", &tensor, 64, 19).unwrap();
+        let x: Vec<f32> = (0..64 * rows).map(|i| (i % 23) as f32 * 0.1 - 1.0).collect();
+        let got = matrix.multiply(&Rows::pack(&x, 64), &Threads::new(1).unwrap());
+        for output in 0..19 {
+            let blocks: Vec<Block> = Kind::Q4_1.blocks(&bytes[output * 40..][..40]).collect();
+            let weights = blocks.iter().flat_map(|b| b.ints.map(|i| f32::from(i).mul_add(b.scale, b.offset)));
+            let weights: Vec<f32> = weights.collect();
+            for row in 0..rows {
+                let want = x[row * 64..][..64].iter().zip(&weights).fold(0.0_f32, |sum, (x, w)| x.mul_add(*w, sum));
+                prop_assert_eq!(got[row * 19 + output].to_bits(), want.to_bits());
+            }
+        }
+    }
 }
