@@ -1,8 +1,9 @@
 //! `make bench`: one table of what the goals of the design name, with the machine it was measured on.
 //!
-//! `make bench ARGS='--json'` prints JSON; `--only route|sessions|transfer|turns` a part.
+//! `make bench ARGS='--json'` prints JSON; `--only backup|route|sessions|transfer|turns` a part.
 
 mod alloc;
+mod backup;
 mod hops;
 mod route;
 mod sessions;
@@ -13,7 +14,7 @@ mod turns;
 use serde_json::{Value, json};
 use std::process::ExitCode;
 
-const PARTS: [&str; 4] = ["route", "sessions", "transfer", "turns"];
+const PARTS: [&str; 5] = ["backup", "route", "sessions", "transfer", "turns"];
 
 fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default()
@@ -60,6 +61,15 @@ fn main() -> ExitCode {
             }
             Err(error) => {
                 eprintln!("turns: {error}");
+                failed = true;
+            }
+        }
+    }
+    if wanted("backup") {
+        match backup::run() {
+            Ok(section) => sections.push(section),
+            Err(error) => {
+                eprintln!("backup: {error}");
                 failed = true;
             }
         }

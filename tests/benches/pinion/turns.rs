@@ -59,7 +59,7 @@ fn engine() -> SimConfig {
 }
 
 /// A cluster of its own, stopped when dropped.
-struct Cluster {
+pub struct Cluster {
     binary: PathBuf,
     dir: PathBuf,
     address: String,
@@ -67,18 +67,26 @@ struct Cluster {
 
 impl Cluster {
     fn up() -> Result<Self, Failure> {
+        Self::with("turns", "")
+    }
+
+    /// A cluster with `settings` before the sections of its configuration; `name` tells it from others of this process.
+    pub fn with(name: &str, settings: &str) -> Result<Self, Failure> {
         let here = std::env::current_exe()?;
         let beside = here.parent().and_then(|deps| deps.parent()).map(|d| d.join("pinion"));
         let named = std::env::var_os("PINION_BIN").map(PathBuf::from);
         let binary = named.or(beside).filter(|b| b.is_file());
         let binary = binary.ok_or("no binary: `cargo build --release -p pinion` makes it, or set PINION_BIN")?;
-        let dir = std::env::temp_dir().join(format!("pinion-bench-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("pinion-bench-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir)?;
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
         let engine = toml::to_string(&engine())?.replace("[cost]", "[engine.cost]");
         let prefill = engine.replace("[engine.cost]", "[prefill_engine.cost]");
         let file = dir.join("bench.toml");
-        std::fs::write(&file, format!("[engine]\n{engine}\n[prefill_engine]\n{prefill}"))?;
+        std::fs::write(
+            &file,
+            format!("{settings}\n[engine]\n{engine}\n[prefill_engine]\n{prefill}"),
+        )?;
         let cluster = Self { binary, dir, address };
         let ended = cluster
             .command(&["up", "--prefill", "1", "--decode", "1", "--listen", &cluster.address])
@@ -113,7 +121,8 @@ impl Cluster {
         Ok(url.trim_start_matches("nats://").to_owned())
     }
 
-    fn client(&self) -> Result<Client, Failure> {
+    /// A connection to its gateway.
+    pub fn client(&self) -> Result<Client, Failure> {
         let socket = TcpStream::connect(&self.address)?;
         socket.set_nodelay(true)?;
         socket.set_read_timeout(Some(Duration::from_mins(1)))?;
@@ -130,21 +139,24 @@ impl Drop for Cluster {
 }
 
 /// What a streamed turn showed.
-struct Seen {
-    first: Duration,
+pub struct Seen {
+    /// Time to the first event with text.
+    pub first: Duration,
     /// Events with text.
     chunks: u32,
-    path: String,
+    /// How the turn was served.
+    pub path: String,
 }
 
 /// One kept-alive HTTP connection, as plain as can be.
-struct Client {
+pub struct Client {
     socket: TcpStream,
     reader: BufReader<TcpStream>,
 }
 
 impl Client {
-    fn turn(&mut self, session: &str, prompt: &str, max_tokens: u32) -> Result<Seen, Failure> {
+    /// One streamed turn.
+    pub fn turn(&mut self, session: &str, prompt: &str, max_tokens: u32) -> Result<Seen, Failure> {
         let body = format!(r#"{{"model":"pinion-sim","stream":true,"max_tokens":{max_tokens},"prompt":"{prompt}"}}"#);
         let request = format!(
             "POST /v1/completions HTTP/1.1\r\nhost: bench\r\ncontent-type: application/json\r\nx-session-id: {session}\r\n\
