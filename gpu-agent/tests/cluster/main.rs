@@ -15,6 +15,7 @@ mod books;
 mod burst;
 mod client;
 mod determinism;
+mod eviction;
 mod harness;
 mod losses;
 mod pages;

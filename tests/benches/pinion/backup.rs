@@ -61,7 +61,7 @@ pub fn run() -> Result<Section, Failure> {
         first.turn(number)?;
         second.turn(number)?;
     }
-    let mut median = |side: &mut Side| {
+    let median = |side: &mut Side| {
         side.samples.sort_unstable();
         percentile(&side.samples, 0.5)
     };
