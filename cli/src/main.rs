@@ -287,6 +287,7 @@ fn start(config: &mut Config, dir: &Path, arguments: &UpArgs) -> anyhow::Result<
     if arguments.pool_tokens == Some(0) {
         bail!("--pool-tokens 0 holds nothing: give the tokens of one worker's pool");
     }
+    up::check_free(dir)?;
     arguments.model.apply(&mut config.model)?;
     model::check(config)?;
     if let Some(listen) = arguments.listen {

@@ -128,12 +128,17 @@ fn nats_server() -> anyhow::Result<PathBuf> {
     found.context("nats-server (2.10 or newer) was not found: put it on PATH, set NATS_SERVER, or give --nats URL")
 }
 
-/// Starts everything and waits until it serves.
-pub fn up(mut config: Config, plan: &Plan) -> anyhow::Result<()> {
-    let dir = &plan.dir;
+/// Says no if a cluster that was started in `dir` runs.
+pub fn check_free(dir: &Path) -> anyhow::Result<()> {
     if dir.join("state.json").exists() && State::read(dir)?.processes.iter().any(Process::runs) {
         bail!("a cluster is running in {}: `pinion down` stops it", dir.display());
     }
+    Ok(())
+}
+
+/// Starts everything and waits until it serves.
+pub fn up(mut config: Config, plan: &Plan) -> anyhow::Result<()> {
+    let dir = &plan.dir;
     fs::create_dir_all(dir.join("logs")).with_context(|| format!("cannot make {}", dir.display()))?;
     TcpListener::bind(config.gateway.listen)
         .with_context(|| format!("{} is in use: choose another with --listen", config.gateway.listen))?;
