@@ -20,7 +20,7 @@ use pinion_schemas::messages::{
 };
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{
-    ChainHasher, ClusterId, Epoch, Micros, PageHash, Path, RequestId, SeedReason, SessionId, WorkerId,
+    ChainHasher, ClusterId, Epoch, Micros, PageHash, Path, PermitId, RequestId, SeedReason, SessionId, WorkerId,
 };
 use pinion_transfer::sim::LinkModel;
 use serde::Serialize;
@@ -71,6 +71,8 @@ struct Turn {
     /// Tokens of it already in a `Chunk`.
     flushed: usize,
     submitted: bool,
+    /// The promise that its pages come under.
+    permit: Option<PermitId>,
     /// Slots that a prefill worker fills for it.
     grant: Option<u64>,
 }
@@ -323,6 +325,7 @@ impl<E: Engine> Decode<E> {
                 residency_sequence: self.feed.sequence(),
             },
         );
+        self.sync_tick(now, out);
         self.next_heartbeat = now.plus(HEARTBEAT);
     }
 

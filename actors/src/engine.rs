@@ -97,6 +97,8 @@ pub trait Engine: Send + 'static {
     fn export_pages(&self, _chain: &[PageHash]) -> Vec<(PageHash, PageRef)> {
         Vec::new()
     }
+    /// Marks the pages up to `tip` as just used, so that room made for what comes behind them is not made of them.
+    fn touch(&mut self, _tip: PageHash) {}
     /// Sets room for `pages` aside, evicting as needed, and lets who knows `key` fill it until `deadline`.
     ///
     /// # Errors

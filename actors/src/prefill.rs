@@ -64,7 +64,6 @@ enum Stage {
         computed: u32,
     },
     Acking {
-        moved: u32,
         computed: u32,
     },
 }
@@ -77,6 +76,14 @@ struct Work {
     awaits: u64,
 }
 
+impl Work {
+    /// Whether the pool could hold the seed's context if it were empty.
+    fn fits(&self, engine: &impl Engine) -> bool {
+        let pages = self.seed.tokens.len().div_ceil(engine.page_tokens().max(1) as usize);
+        pages as u64 <= engine.pool_pages()
+    }
+}
+
 /// The role.
 pub struct Prefill<E> {
     config: PrefillConfig,
@@ -87,6 +94,8 @@ pub struct Prefill<E> {
     queue: VecDeque<RequestId>,
     link: Link<RequestId>,
     keys: Keys,
+    /// Slots that are being filled with backups.
+    backups: sync::Backups,
     /// Requests and transfers under way.
     asked: BTreeMap<u64, RequestId>,
     next_token: u64,
@@ -125,6 +134,7 @@ impl<E: Engine> Prefill<E> {
             feed: ResidencyFeed::new(subject, config.worker.clone(), config.epoch),
             link: Link::new(config.link),
             keys: Keys::new(config.secret),
+            backups: sync::Backups::default(),
             subjects,
             config,
             engine,
@@ -222,7 +232,8 @@ impl<E: Engine> Prefill<E> {
             };
             match self.engine.submit(now, job) {
                 Ok(cached) => work.stage = Stage::Computing { cached },
-                Err(EngineError::NoRoom(_)) if self.engine.running() > 0 => return,
+                // Others' turns, grants and pages on their way end soon; the heartbeat looks again.
+                Err(EngineError::NoRoom(_)) if work.fits(&self.engine) => return,
                 Err(error) => {
                     tracing::warn!(request = %request, %error, "seed not computed");
                     self.fail(now, request, AbortReason::EngineFailed, out);

@@ -6,6 +6,7 @@
 //! either in the grant, with the transport that writes it, or free.
 
 use crate::frame::{Entry, PageState};
+use crate::layout::digest;
 use crate::pool::{NoRoom, PageRef, Pool, SlotMut};
 use pinion_schemas::{Epoch, Micros};
 use std::collections::BTreeMap;
@@ -85,7 +86,7 @@ struct Granted {
     places: Vec<Place>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Table {
     next: u64,
     open: BTreeMap<u64, Granted>,
@@ -102,10 +103,15 @@ pub struct Inbox {
 impl Inbox {
     /// Grants on `pool`, whose life is `epoch`.
     pub fn new(pool: Pool, epoch: Epoch) -> Self {
+        let table = Table {
+            // No number means anything in another life of the pool.
+            next: digest(&epoch.0.to_le_bytes()) as u64,
+            open: BTreeMap::new(),
+        };
         Self {
             pool,
             epoch,
-            table: Arc::default(),
+            table: Arc::new(Mutex::new(table)),
         }
     }
 
@@ -132,7 +138,7 @@ impl Inbox {
             return Err(GrantError::TooMany);
         }
         let places = self.pool.take(pages)?.into_iter().map(Place::Empty).collect();
-        table.next += 1;
+        table.next = table.next.wrapping_add(1);
         let id = table.next;
         table.open.insert(id, Granted { key, deadline, places });
         Ok(Grant {
@@ -289,7 +295,6 @@ impl Drop for Opened {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layout::digest;
     use crate::pool::Usage;
     use crate::testing::pool;
     use proptest::prelude::*;
@@ -390,14 +395,15 @@ mod tests {
         fn nothing_leaks(steps in prop::collection::vec((0_u8..6, 0_u64..6, 0_u32..4), 1..80)) {
             let inbox = Inbox::new(pool(8), EPOCH);
             let mut opened: Vec<Opened> = Vec::new();
-            let mut kept = Vec::new();
+            let (mut kept, mut given) = (Vec::new(), Vec::new());
+            let id_of = |given: &Vec<u64>, id: u64| given.get(id as usize).copied().unwrap_or(id);
             for (now, (what, id, page)) in (0_u64..).zip(steps) {
                 match what {
-                    0 => { let _ = inbox.grant(page as usize, id, Micros(now + 20)); }
-                    1 => for key in 0..6 { opened.extend(inbox.open(id, key, EPOCH, &[page, 0][..if page == 0 { 1 } else { 2 }])); },
+                    0 => given.extend(inbox.grant(page as usize, id, Micros(now + 20)).map(|g| g.id)),
+                    1 => for key in 0..6 { opened.extend(inbox.open(id_of(&given, id), key, EPOCH, &[page, 0][..if page == 0 { 1 } else { 2 }])); },
                     2 => for o in &mut opened { fill(o, page, 3); },
                     3 if !opened.is_empty() => { opened.remove(id as usize % opened.len()); }
-                    4 => kept.extend(inbox.take(id).into_iter().flatten()),
+                    4 => kept.extend(inbox.take(id_of(&given, id)).into_iter().flatten()),
                     _ => { inbox.expire(Micros(now)); }
                 }
                 let usage = inbox.pool().usage();

@@ -145,6 +145,9 @@ impl Paths {
         patience: Duration,
     ) -> Result<(), MoveError> {
         let deadline = Instant::now() + patience;
+        if timeout_at(deadline, digests(pages.to_vec())).await.is_err() {
+            return Err(MoveError::Late);
+        }
         let mut missing = pages.to_vec();
         let mut last = MoveError::NoPath;
         for attempt in 0..TRIES {
@@ -243,6 +246,17 @@ impl Paths {
             health.failures.drain(..health.failures.len() - FAILURES);
         }
     }
+}
+
+/// Computes the digests that are not known yet, on a thread of their own: many pages take as long as many messages.
+async fn digests(pages: Vec<Placed>) {
+    let work = tokio::task::spawn_blocking(move || {
+        for (_, page) in &pages {
+            page.digest();
+        }
+    });
+    // Without them they are computed where they are sent.
+    let _ = work.await;
 }
 
 /// Longer before each try, and never the same for two transfers at once.

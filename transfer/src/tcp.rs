@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use twox_hash::XxHash3_128;
@@ -22,6 +23,9 @@ const STREAM_BYTES_MIN: usize = 8 << 20;
 const IDLE_MAX: usize = 64 * STREAMS;
 /// What is read at once of a page, so that its digest is computed from bytes that are still in the cache.
 const READ_BYTES: usize = 256 << 10;
+
+/// How long the pages of a batch may take: no grant stands longer, and a peer that trickles must not keep its slots.
+const BATCH_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Sends pages of a pool.
 #[derive(Debug)]
@@ -63,7 +67,10 @@ impl TcpSender {
         if idle.values().map(Vec::len).sum::<usize>() >= IDLE_MAX {
             idle.clear();
         }
-        idle.entry(to).or_default().push(stream);
+        let here = idle.entry(to).or_default();
+        if here.len() < self.streams {
+            here.push(stream);
+        }
     }
 
     /// One batch over one connection. A kept connection may have died since: then a new one is tried, once.
@@ -130,10 +137,16 @@ async fn connection<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, inbox: Inb
     exchange_hello(&mut stream, inbox.pool()).await?;
     while let Some(mut batch) = next_batch(&mut stream, &inbox).await? {
         let mut states = Vec::with_capacity(batch.entries.len());
-        for at in 0..batch.entries.len() {
-            let entry = batch.entries[at];
-            states.push(receive(&mut stream, entry, &mut batch, inbox.pool().page_bytes()).await?);
-        }
+        let all = async {
+            for at in 0..batch.entries.len() {
+                let entry = batch.entries[at];
+                states.push(receive(&mut stream, entry, &mut batch, inbox.pool().page_bytes()).await?);
+            }
+            Ok::<_, io::Error>(())
+        };
+        tokio::time::timeout(BATCH_PATIENCE, all)
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
         drop(batch);
         report(&mut stream, &states).await?;
     }

@@ -10,16 +10,23 @@ use crate::grants::{self, GRANT_TTL};
 use pinion_bus::Message;
 use pinion_core::admit::Fact;
 use pinion_schemas::messages::{Pages, PagesAck, PagesGrant, PagesOffer, Reject};
-use pinion_schemas::{Epoch, Micros, RejectReason, RequestId};
+use pinion_schemas::{Epoch, Micros, PermitId, RejectReason, RequestId};
 
 impl<E: Engine> Decode<E> {
     pub(super) fn on_offer(&mut self, now: Micros, offer: &PagesOffer, message: &Message, out: &mut Effects) {
-        let Some(turn) = self.expected(offer.request, offer.epoch, message, out) else {
+        let Some(turn) = self.expected((offer.request, offer.permit), offer.epoch, message, out) else {
             return;
         };
         // Asked again: what an earlier attempt has brought may be half of it, and nobody will say which half.
         if let Some(old) = turn.grant.take() {
             let _ = self.engine.import_granted(old, None, &[]);
+        }
+        let resident = self
+            .turns
+            .get(&offer.request)
+            .map_or(&[][..], |t| &t.chain[..self.engine.resident(&t.chain)]);
+        if let Some(tip) = resident.last().copied() {
+            self.engine.touch(tip);
         }
         let key = self.keys.draw();
         match self.engine.grant(offer.pages, key, now.plus(GRANT_TTL)) {
@@ -42,7 +49,7 @@ impl<E: Engine> Decode<E> {
 
     pub(super) fn on_pages(&mut self, now: Micros, pages: &Pages, message: &Message, out: &mut Effects) {
         let (request, permit) = (pages.request, pages.permit);
-        let Some(turn) = self.expected(request, pages.epoch, message, out) else {
+        let Some(turn) = self.expected((request, permit), pages.epoch, message, out) else {
             return;
         };
         let granted = turn.grant.take();
@@ -65,15 +72,18 @@ impl<E: Engine> Decode<E> {
         self.step(now, Fact::Seeded { request, permit }, None, out);
     }
 
-    /// The turn whose pages these are. A promise of an earlier life of this worker is none (I7), and the sender is told so.
+    /// The turn whose pages these are. An older promise, or one of an earlier life of this worker, is none (I7), and the sender is
+    /// told so.
     fn expected(
         &mut self,
-        request: RequestId,
+        (request, permit): (RequestId, PermitId),
         epoch: Epoch,
         message: &Message,
         out: &mut Effects,
     ) -> Option<&mut super::Turn> {
-        let turn = self.turns.get_mut(&request).filter(|_| epoch == self.config.epoch);
+        let promised = |t: &&mut super::Turn| t.permit == Some(permit) && !t.submitted;
+        let turn = self.turns.get_mut(&request).filter(promised);
+        let turn = turn.filter(|_| epoch == self.config.epoch);
         if turn.is_none() {
             reject(request, RejectReason::StaleEpoch, message, out);
         }
@@ -82,6 +92,9 @@ impl<E: Engine> Decode<E> {
 
     /// `granted`: what this worker granted for them. Who names another grant has filled nothing of it.
     fn take_pages(&mut self, pages: &Pages, granted: Option<u64>) -> Result<u64, EngineError> {
+        if let Some(parent) = pages.parent {
+            self.engine.touch(parent);
+        }
         match granted {
             Some(grant) if pages.grant == Some(grant) => self.engine.import_granted(grant, pages.parent, &pages.names),
             Some(grant) => self.engine.import_granted(grant, None, &[]),

@@ -147,6 +147,7 @@ impl<E: Engine> Decode<E> {
             cached_tokens: resident * page,
             answer,
             submitted: false,
+            permit: None,
             // A turn that waits keeps its slots: they are being filled.
             grant: self.turns.get(&ask.request).and_then(|t| t.grant),
             run,
@@ -170,6 +171,14 @@ impl<E: Engine> Decode<E> {
                 // With its pages here it runs as if they had always been: its owner is told by a message of its own.
                 Action::Start(request) => self.answer(now, request, Decision::Direct, None, out),
                 Action::PermitExpired { request, permit } => {
+                    // An older promise of the turn: the present one stands.
+                    if self
+                        .turns
+                        .get(&request)
+                        .is_some_and(|t| t.permit.is_some_and(|p| p != permit))
+                    {
+                        continue;
+                    }
                     if let Some(turn) = self.forget(request) {
                         let attempt = turn.run.attempt;
                         out.publish(
@@ -224,6 +233,7 @@ impl<E: Engine> Decode<E> {
                 }
             }
             Decision::Permit { permit, expires } => {
+                turn.permit = Some(permit);
                 turn.path = if turn.run.turn == TurnIndex(0) {
                     Path::Seed
                 } else {

@@ -6,7 +6,7 @@ use super::Decode;
 use crate::effect::{Effect, Effects};
 use crate::engine::Engine;
 use pinion_bus::{BusError, Message};
-use pinion_core::staleness::{Action, Book, Fact, Range, SyncId};
+use pinion_core::staleness::{Action, Book, Fact, Flight, Range, SyncId};
 use pinion_schemas::messages::{Slots, SyncAck, SyncCommit, SyncDecline, SyncGrant, SyncOffer};
 use pinion_schemas::subject::Kind;
 use pinion_schemas::{Epoch, Micros, PageHash, RejectReason, SessionId, WorkerId, wire};
@@ -131,7 +131,11 @@ impl<E: Engine> Decode<E> {
         for target in targets {
             let key = (session.clone(), target.clone());
             if self.syncs.books.len() >= BOOKS_MAX && !self.syncs.books.contains_key(&key) {
-                self.syncs.books.pop_first();
+                let idle = self.syncs.books.iter().find(|(_, b)| b.book.flight().is_none());
+                let Some(idle) = idle.map(|(key, _)| key.clone()) else {
+                    return;
+                };
+                self.syncs.books.remove(&idle);
             }
             let backup = self.syncs.books.entry(key.clone()).or_insert_with(|| Backup {
                 book: Book::new(page as u32, SYNC_TIMEOUT, Epoch(0)),
@@ -156,7 +160,11 @@ impl<E: Engine> Decode<E> {
         let actions = self.syncs.books.get_mut(key).map(|b| b.book.step(now, fact));
         for action in actions.unwrap_or_default() {
             match action {
-                Action::Offer { sync, range, .. } => self.syncs.waiting.push_back((key.clone(), sync, range)),
+                Action::Offer { sync, range, .. } => {
+                    // It waits like any other, also if it follows the sync that has just ended.
+                    self.syncs.active.remove(key);
+                    self.syncs.waiting.push_back((key.clone(), sync, range));
+                }
                 Action::Send { range, .. } => send = Some(range),
                 Action::Abort { .. } => {
                     self.syncs.waiting.retain(|(waiting, ..)| waiting != key);
@@ -170,7 +178,7 @@ impl<E: Engine> Decode<E> {
         if !in_flight {
             self.syncs.active.remove(key);
         }
-        self.offer_waiting(out);
+        self.offer_waiting(now, out);
         send
     }
 
@@ -185,7 +193,7 @@ impl<E: Engine> Decode<E> {
         }
     }
 
-    fn offer_waiting(&mut self, out: &mut Effects) {
+    fn offer_waiting(&mut self, now: Micros, out: &mut Effects) {
         while self.syncs.active.len() < ACTIVE_MAX
             && let Some((key, sync, range)) = self.syncs.waiting.pop_front()
         {
@@ -199,8 +207,23 @@ impl<E: Engine> Decode<E> {
             };
             let token = self.syncs.token(&key, sync, Asked::Offer);
             let subject = self.subjects.worker(Kind::Prefill, &key.1, "sync");
-            self.syncs.active.insert(key);
-            out.request(token, subject, &offer, ANSWER_PATIENCE);
+            if out.request(token, subject, &offer, ANSWER_PATIENCE) {
+                self.syncs.active.insert(key);
+            } else {
+                self.syncs.asked.remove(&token);
+                self.sync_step(now, &key, Fact::Declined { sync }, out);
+            }
+        }
+    }
+
+    /// Gives up syncs that somebody has forgotten; each step has a deadline of its own, so there should be none.
+    pub(super) fn sync_tick(&mut self, now: Micros, out: &mut Effects) {
+        let late = |f: Flight| f.deadline <= now;
+        let books = self.syncs.books.iter();
+        let overdue = books.filter(|(_, b)| b.book.flight().is_some_and(late));
+        let overdue: Vec<Key> = overdue.map(|(key, _)| key.clone()).collect();
+        for key in overdue {
+            self.sync_step(now, &key, Fact::Tick, out);
         }
     }
 
@@ -333,6 +356,7 @@ impl<E: Engine> Decode<E> {
         }
         let flight = |b: &&Backup| b.book.flight().is_some_and(|f| f.sync == sync);
         let Some(commit) = self.syncs.books.get(&key).filter(flight).and_then(|b| b.commit.clone()) else {
+            self.sync_step(now, &key, Fact::SyncFailed { sync }, out);
             return;
         };
         let token = self.syncs.token(&key, sync, Asked::Commit);

@@ -168,26 +168,26 @@ impl<E: Engine> Prefill<E> {
         };
         let subject = self.subjects.worker(Kind::Decode, &work.seed.decode, "pages");
         let sent = out.request(token, subject, pages, ANSWER_PATIENCE);
-        let (moved, computed) = (pages.names.len() as u32, *computed);
-        work.stage = Stage::Acking { moved, computed };
+        let computed = *computed;
+        work.stage = Stage::Acking { computed };
         if !sent {
             self.fail(now, request, AbortReason::TransferFailed, out);
         }
     }
 
     fn on_ack(&mut self, now: Micros, request: RequestId, answer: &Message, out: &mut Effects) {
-        if wire::decode::<PagesAck>(&answer.payload).is_err() {
+        let Ok(ack) = wire::decode::<PagesAck>(&answer.payload) else {
             return self.fail(now, request, AbortReason::TransferFailed, out);
-        }
+        };
         let Some(work) = self.work.remove(&request) else { return };
-        let Stage::Acking { moved, computed } = work.stage else {
+        let Stage::Acking { computed } = work.stage else {
             return;
         };
         let done = SeedDone {
             request,
             attempt: work.seed.attempt,
             permit: work.seed.permit,
-            moved_pages: moved,
+            moved_pages: ack.stored,
             computed_tokens: computed,
         };
         out.publish(work.seed.notify, &done);

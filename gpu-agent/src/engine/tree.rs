@@ -342,6 +342,14 @@ impl<C: Clone> PageTree<C> {
         Ok(())
     }
 
+    /// Marks the pages up to `tip` as just used, if they are on the device.
+    pub fn touch(&mut self, tip: PageHash) {
+        if self.lock(tip, None).is_ok() {
+            // It was locked a line above.
+            let _ = self.unlock(tip);
+        }
+    }
+
     /// Pages on the device, in order of their names.
     pub fn device_pages(&self) -> impl Iterator<Item = PageHash> + '_ {
         self.nodes.iter().filter(|(_, n)| n.on_device).map(|(p, _)| *p)

@@ -116,6 +116,10 @@ impl Engine for NativeEngine {
             .collect()
     }
 
+    fn touch(&mut self, tip: PageHash) {
+        self.tree.touch(tip);
+    }
+
     fn grant(&mut self, pages: u32, key: u64, deadline: Micros) -> Result<Grant, EngineError> {
         self.give_grant(pages, key, deadline)
     }

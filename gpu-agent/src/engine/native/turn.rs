@@ -86,10 +86,14 @@ impl Turn {
         let Some(last) = pages.last().map(|p| p.name) else {
             return Ok(());
         };
-        let taken = tree.commit(self.tip, &pages, events)?;
-        // The others another turn has named meanwhile: they are shared now, and this turn's copies end here.
-        tree.release(pages.len() as u64 - taken)?;
-        self.reserved -= pages.len() as u64;
+        let before = tree.reserved();
+        let taken = tree.commit(self.tip, &pages, events);
+        // Also if it stopped half-way: what it took is not this turn's to give back.
+        self.reserved -= before.saturating_sub(tree.reserved()).min(self.reserved);
+        let shared = pages.len() as u64 - taken?;
+        // Another turn has named these meanwhile: they are shared now, and this turn's copies end here.
+        tree.release(shared)?;
+        self.reserved -= shared;
         tree.lock(last, self.tip)?;
         self.tip = Some(last);
         self.pages.extend(

@@ -97,6 +97,10 @@ impl Engine for SimEngine {
         Self::import(self, parent, &pages).map_err(|error| EngineError::NoRoom(error.to_string()))
     }
 
+    fn touch(&mut self, tip: PageHash) {
+        Self::touch(self, tip);
+    }
+
     fn queued_tokens(&self) -> u64 {
         self.waiting_prefill_tokens()
     }

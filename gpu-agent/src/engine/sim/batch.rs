@@ -71,6 +71,11 @@ impl SimEngine {
     pub fn config(&self) -> &SimConfig {
         &self.config
     }
+    /// Marks the pages up to `tip` as just used.
+    pub fn touch(&mut self, tip: PageHash) {
+        self.tree.touch(tip);
+    }
+
     /// Its pages.
     pub fn tree(&self) -> &PageTree {
         &self.tree

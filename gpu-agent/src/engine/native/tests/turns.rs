@@ -41,7 +41,11 @@ fn jobs_without_sense_are_refused() {
     bench.engine.submit(Micros::ZERO, job(1, &[1], 1)).unwrap();
     let again = bench.engine.submit(Micros::ZERO, job(1, &[1], 1));
     assert!(matches!(again, Err(EngineError::Refused(_))));
-    assert!(matches!(bench.engine.import(None, &[]), Err(EngineError::Refused(_))));
+    let simulated = [(pinion_schemas::chain(&[1; 16], 16)[0], 1)];
+    assert!(matches!(
+        bench.engine.import(None, &simulated),
+        Err(EngineError::Refused(_))
+    ));
     bench.drain();
 }
 
