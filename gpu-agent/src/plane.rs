@@ -18,7 +18,7 @@ pub struct PlaneConfig {
     /// Where the page server listens; port 0 takes a free one. Default 127.0.0.1:0, which only this machine reaches: set it
     /// on every node of a cluster of several.
     pub listen: SocketAddr,
-    /// The address that peers are told. Default: the one in `listen`; needed if that is 0.0.0.0 or [::].
+    /// The address that peers are told. Default: the one in `listen`; needed if that is `0.0.0.0` or `[::]`.
     pub advertise: Option<IpAddr>,
     /// Folder for the sockets through which workers of one machine find each other's memory. Default: `pinion-pages` in the
     /// system's folder for temporary files.
