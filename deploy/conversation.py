@@ -7,6 +7,7 @@ Prints each question and answer, what of the prompt was in cache, and, from the 
 the kill computed and moved. Exits with 1 if a turn fails, or if nothing of the lost worker's KV was found on the prefill worker.
 """
 
+import atexit
 import json
 import os
 import signal
@@ -48,6 +49,7 @@ class Cluster:
         self.events = []
         follow = [binary, "--dir", folder, "events"]
         self.follower = subprocess.Popen(follow, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        atexit.register(self.follower.kill)
         os.set_blocking(self.follower.stdout.fileno(), False)
 
     def read_events(self):
@@ -94,7 +96,6 @@ def main():
         messages.append(answer["choices"][0]["message"])
     time.sleep(0.5)
     seeded, bound = cluster.last(what="seeded"), cluster.last(what="bound")
-    cluster.follower.kill()
     backup = answer["usage"]["prompt_tokens"] - seeded["computed_tokens"]
     print(f"\n  After {victim} was lost, the session went on on {bound['worker']}: {seeded['worker']} had {backup} of the")
     print(f"  {answer['usage']['prompt_tokens']} prompt tokens as backup, computed the other {seeded['computed_tokens']}, and moved {seeded['moved_pages']} pages of KV.")
