@@ -199,7 +199,7 @@ impl<E: Engine> Decode<E> {
         self.engine.cancel(request);
         let turn = self.turns.remove(&request)?;
         if let Some(grant) = turn.grant {
-            let _ = self.engine.import_granted(grant, None, &[]);
+            self.engine.end_grant(grant);
         }
         Some(turn)
     }

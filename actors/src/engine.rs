@@ -119,6 +119,11 @@ pub trait Engine: Send + 'static {
     ) -> Result<u64, EngineError> {
         Err(EngineError::Refused("this engine's pages have no bytes".into()))
     }
+    /// Ends a grant; whatever came is of no use, and its slots are free.
+    fn end_grant(&mut self, grant: u64) {
+        // Without names nothing is added, so there is nothing that could fail and matter.
+        let _ = self.import_granted(grant, None, &[]);
+    }
     /// Tokens waiting for prefill.
     fn queued_tokens(&self) -> u64;
     /// Turns in the engine.

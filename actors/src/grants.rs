@@ -1,12 +1,16 @@
-//! What both roles need to grant slots of their pools to peers.
+//! What both roles need to give pages to each other, whichever way they go.
 
-use pinion_schemas::Micros;
+use crate::engine::MovedPage;
 use pinion_schemas::messages::Slots;
+use pinion_schemas::{Micros, PageHash};
 use pinion_transfer::Grant;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// How long slots stay granted: longer than any transfer of theirs may take (45 s), so that only a dead peer's grant ends by it.
 pub const GRANT_TTL: Micros = Micros::from_secs(60);
+
+/// How long a peer may take to answer before the leg, or the sync, has failed (design §4: no leg hangs).
+pub const ANSWER_PATIENCE: Micros = Micros::from_millis(1_500);
 
 /// Keys that a peer cannot guess from those it has seen.
 #[derive(Debug)]
@@ -37,4 +41,20 @@ pub fn slots(grant: Grant, addresses: &[String]) -> Slots {
         pages: grant.pages,
         addresses: addresses.to_vec(),
     }
+}
+
+/// A grant as a peer told it, and where it may be filled.
+pub fn granted(slots: Slots) -> (Vec<String>, Grant) {
+    let grant = Grant {
+        id: slots.grant,
+        key: slots.key,
+        epoch: slots.epoch,
+        pages: slots.pages,
+    };
+    (slots.addresses, grant)
+}
+
+/// Pages of the simulated engine, as they come with a commit.
+pub fn simulated(names: &[PageHash], contents: &[u64]) -> Vec<MovedPage> {
+    names.iter().copied().zip(contents.iter().copied()).collect()
 }

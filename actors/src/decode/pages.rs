@@ -19,7 +19,7 @@ impl<E: Engine> Decode<E> {
         };
         // Asked again: what an earlier attempt has brought may be half of it, and nobody will say which half.
         if let Some(old) = turn.grant.take() {
-            let _ = self.engine.import_granted(old, None, &[]);
+            self.engine.end_grant(old);
         }
         let resident = self
             .turns
@@ -97,14 +97,12 @@ impl<E: Engine> Decode<E> {
         }
         match granted {
             Some(grant) if pages.grant == Some(grant) => self.engine.import_granted(grant, pages.parent, &pages.names),
-            Some(grant) => self.engine.import_granted(grant, None, &[]),
+            Some(grant) => {
+                self.engine.end_grant(grant);
+                Ok(0)
+            }
             None => {
-                let moved: Vec<_> = pages
-                    .names
-                    .iter()
-                    .copied()
-                    .zip(pages.contents.iter().copied())
-                    .collect();
+                let moved = grants::simulated(&pages.names, &pages.contents);
                 self.engine.import(pages.parent, &moved)
             }
         }

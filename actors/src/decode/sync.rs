@@ -5,6 +5,7 @@
 use super::Decode;
 use crate::effect::{Effect, Effects};
 use crate::engine::Engine;
+use crate::grants::{self, ANSWER_PATIENCE};
 use pinion_bus::{BusError, Message};
 use pinion_core::staleness::{Action, Book, Fact, Flight, Range, SyncId};
 use pinion_schemas::messages::{Slots, SyncAck, SyncCommit, SyncDecline, SyncGrant, SyncOffer};
@@ -20,8 +21,6 @@ use std::time::Duration;
 const ACTIVE_MAX: usize = 2;
 /// Backups remembered; one that is forgotten is offered from its start, and P says what it has.
 const BOOKS_MAX: usize = 4_096;
-/// How long a P may take to answer.
-const ANSWER_PATIENCE: Micros = Micros::from_millis(1_500);
 /// How long the bytes may take: a backup that is later than the next turn is of little use.
 const SEND_PATIENCE: Duration = Duration::from_secs(20);
 /// Longer than all three steps of a sync together: each of them ends by itself.
@@ -250,10 +249,10 @@ impl<E: Engine> Decode<E> {
     }
 
     fn acked(&mut self, key: &Key, sync: SyncId, held: u32) -> Option<Fact> {
+        let page = self.page();
         let backup = self.syncs.books.get_mut(key)?;
         let flight = backup.book.flight().filter(|f| f.sync == sync)?;
         let names = backup.commit.take()?.names.len() as u64;
-        let page = u64::from(self.engine.page_tokens().max(1));
         // What is missing is missing at the end.
         let missing = names.saturating_sub(u64::from(held)) * page;
         Some(Fact::Acked {
@@ -337,13 +336,8 @@ impl<E: Engine> Decode<E> {
         slots: Slots,
     ) -> (Vec<String>, Grant, Vec<(u32, pinion_transfer::PageRef)>) {
         let pages = self.engine.export_pages(chain).into_iter().skip(from).map(|p| p.1);
-        let grant = Grant {
-            id: slots.grant,
-            key: slots.key,
-            epoch: slots.epoch,
-            pages: slots.pages,
-        };
-        (slots.addresses, grant, (0..slots.pages).zip(pages).collect())
+        let (to, grant) = grants::granted(slots);
+        (to, grant, (0..grant.pages).zip(pages).collect())
     }
 
     /// The bytes are there, as far as they will be.

@@ -5,15 +5,14 @@
 use super::{Prefill, Stage};
 use crate::effect::{Effect, Effects};
 use crate::engine::Engine;
+use crate::grants::{self, ANSWER_PATIENCE};
 use pinion_bus::{BusError, Message};
 use pinion_schemas::messages::{Pages, PagesAck, PagesGrant, PagesOffer, Reject, SeedDone};
 use pinion_schemas::subject::Kind;
 use pinion_schemas::{AbortReason, ChainHasher, Micros, PageHash, RejectReason, RequestId, wire};
-use pinion_transfer::{Grant, MoveError};
+use pinion_transfer::MoveError;
 use std::time::Duration;
 
-/// How long a D may take to answer before the leg has failed (design §4: no leg hangs).
-const ANSWER_PATIENCE: Micros = Micros::from_millis(1_500);
 /// How long a transfer may take: a start, and its bytes at the pace of the slowest link that is of use.
 const SEND_START: Micros = Micros::from_secs(2);
 const SEND_BYTES_PER_S: u64 = 50_000_000;
@@ -119,19 +118,15 @@ impl<E: Engine> Prefill<E> {
         let (mut pages, bytes, computed) = (pages.clone(), std::mem::take(bytes), *computed);
         let total = self.engine.page_bytes().saturating_mul(bytes.len() as u64);
         let patience = SEND_START.plus(Micros::for_amount(total.into(), SEND_BYTES_PER_S));
+        let (to, grant) = grants::granted(granted.slots);
+        pages.grant = Some(grant.id);
         out.0.push(Effect::Send {
             token,
-            to: granted.slots.addresses,
-            grant: Grant {
-                id: granted.slots.grant,
-                key: granted.slots.key,
-                epoch: granted.slots.epoch,
-                pages: granted.slots.pages,
-            },
-            pages: (0..granted.slots.pages).zip(bytes).collect(),
+            to,
+            grant,
+            pages: (0..grant.pages).zip(bytes).collect(),
             patience: Duration::from_micros(patience.min(SEND_PATIENCE).0),
         });
-        pages.grant = Some(granted.slots.grant);
         work.stage = Stage::Sending { pages, computed };
     }
 

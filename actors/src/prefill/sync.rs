@@ -4,7 +4,7 @@
 use super::Prefill;
 use crate::effect::Effects;
 use crate::engine::{Engine, EngineError};
-use crate::grants::{GRANT_TTL, slots};
+use crate::grants::{GRANT_TTL, simulated, slots};
 use pinion_bus::Message;
 use pinion_schemas::messages::{Slots, SyncAck, SyncCommit, SyncDecline, SyncGrant, SyncOffer};
 use pinion_schemas::{Micros, RejectReason, SessionId};
@@ -76,7 +76,7 @@ impl<E: Engine> Prefill<E> {
     /// Takes back what was granted for a backup of the session before.
     fn end_backup(&mut self, session: &SessionId) {
         if let Some((grant, ..)) = self.backups.remove(session) {
-            let _ = self.engine.import_granted(grant, None, &[]);
+            self.engine.end_grant(grant);
         }
     }
 
@@ -93,12 +93,7 @@ impl<E: Engine> Prefill<E> {
             // Somebody else's, or of an earlier life of this worker.
             Some(_) => Ok(0),
             None => {
-                let pages: Vec<_> = commit
-                    .names
-                    .iter()
-                    .copied()
-                    .zip(commit.contents.iter().copied())
-                    .collect();
+                let pages = simulated(&commit.names, &commit.contents);
                 self.engine.import(commit.parent, &pages)
             }
         };
