@@ -116,9 +116,6 @@ struct UpArgs {
     /// Pool of each worker, in tokens. Default: 32,768 for a model, 4,000,000 simulated, or what --config says.
     #[arg(long)]
     pool_tokens: Option<u64>,
-    /// The default for simulated engines.
-    #[arg(skip)]
-    sim_pool_tokens: u64,
     /// Let the simulated engines (--engine sim) work so many times as fast as the calibrated model.
     #[arg(long)]
     speed: Option<f64>,
@@ -223,7 +220,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Up(mut arguments) => {
             if path.is_none() {
                 arguments.model.or_native();
-                arguments.sim_pool_tokens = UP_POOL_TOKENS;
+                size_sim_pools(&mut config, UP_POOL_TOKENS);
             }
             return start(&mut config, &cli.dir, &arguments);
         }
@@ -270,14 +267,19 @@ fn size_sim(config: &mut Config, arguments: &UpArgs) -> anyhow::Result<()> {
     if !(speed.is_finite() && speed > 0.0) {
         bail!("--speed {speed} is not above 0");
     }
-    let default = Some(arguments.sim_pool_tokens).filter(|tokens| *tokens > 0);
     for engine in [&mut config.engine, &mut config.prefill_engine] {
         engine.cost = engine.cost.faster(speed);
-        if let Some(tokens) = arguments.pool_tokens.or(default) {
-            engine.device_pages = tokens / u64::from(engine.page_tokens.max(1));
-        }
+    }
+    if let Some(tokens) = arguments.pool_tokens {
+        size_sim_pools(config, tokens);
     }
     Ok(())
+}
+
+fn size_sim_pools(config: &mut Config, tokens: u64) {
+    for engine in [&mut config.engine, &mut config.prefill_engine] {
+        engine.device_pages = tokens / u64::from(engine.page_tokens.max(1));
+    }
 }
 
 fn start(config: &mut Config, dir: &Path, arguments: &UpArgs) -> anyhow::Result<ExitCode> {
