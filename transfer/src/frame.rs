@@ -4,7 +4,8 @@
 //! difference ends the connection. Batch (48 bytes): grant, key, epoch, number of pages, checksum of the entries, checksum of all
 //! that; then an entry of 28 bytes for each page: place in the grant, offset in the sender's memory (shared memory only), digest.
 //! Over TCP the pages' bytes follow.
-//! Answer: one byte for the batch (0, or a [`Refusal`]), then one for each page.
+//! Answer: one byte for the batch (0, or a [`Refusal`]), then one for each page. Over RDMA the ends of lanes follow the hello, and
+//! the receiver says between the two answers where pages may be written (`verbs/wire.rs`).
 
 use crate::grant::{GRANT_PAGES_MAX, Grant, Refusal};
 use crate::layout::{Mismatch, digest};
@@ -38,6 +39,9 @@ pub enum FrameError {
     /// Bytes changed on the way.
     #[error("a batch arrived other than it was sent")]
     Garbled,
+    /// Not the end of an RDMA connection.
+    #[error("a connection of {0} lanes is not possible: is this the right address?")]
+    Lanes(u32),
     /// An answer with a number that means nothing.
     #[error("the answer {0} means nothing")]
     Answer(u8),
@@ -89,13 +93,13 @@ pub(crate) fn hello(pool: &Pool) -> [u8; HELLO_BYTES] {
     out
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(number)
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut number = [0; 4];
     number.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(number)

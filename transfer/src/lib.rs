@@ -1,9 +1,10 @@
 //! The transfer plane: how pages move from node to node.
 //!
 //! [`pool`] is a node's page memory, [`grant`] what peers may write into it. [`tcp`] sends pages to another node, [`shm`] to another
-//! process of the same one, and [`paths`] chooses; both fill granted slots and check each page's digest ([`layout::digest`]). [`sim`] is the link whose time
+//! process of the same one, `verbs` (a feature) over RDMA, and [`paths`] chooses; all fill granted slots and check each page's digest ([`layout::digest`]). [`sim`] is the link whose time
 //! is modelled while the (tiny) pages of the simulated engine travel on the bus.
 
+mod choice;
 mod frame;
 pub mod grant;
 pub mod layout;
@@ -17,7 +18,10 @@ pub mod sim;
 pub mod tcp;
 #[cfg(test)]
 mod testing;
+#[cfg(feature = "verbs")]
+pub mod verbs;
 
+pub use choice::{BadChoice, Choice, DeviceName};
 pub use frame::{FrameError, PageState};
 pub use grant::{Grant, Inbox};
 pub use layout::{Dtype, Layout};

@@ -160,6 +160,12 @@ impl Pool {
         Ok(taken.into_iter().rev().map(slot).collect())
     }
 
+    /// Where its memory begins and how many bytes it has, for a device that reads pages.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn span(&self) -> (u64, usize) {
+        self.0.region.span()
+    }
+
     /// The memory's file, through which a process of this machine can read the pool and not write it.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.0.region.file()

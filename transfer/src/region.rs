@@ -50,6 +50,12 @@ impl Region {
         self.file.as_fd()
     }
 
+    /// Where it begins, and how many bytes it has.
+    #[cfg(feature = "verbs")]
+    pub(crate) fn span(&self) -> (u64, usize) {
+        (self.start.as_ptr().expose_provenance() as u64, self.bytes)
+    }
+
     /// The bytes from `at` on.
     ///
     /// # Safety

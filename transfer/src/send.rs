@@ -92,9 +92,23 @@ pub(crate) async fn read_answer<R: AsyncRead + Unpin>(
     stream: &mut R,
     pages: usize,
 ) -> Result<Vec<PageState>, SendError> {
-    if let Some(refusal) = refusal_from_wire(stream.read_u8().await?)? {
-        return Err(refusal.into());
+    read_taken(stream).await?;
+    read_states(stream, pages).await
+}
+
+/// Reads whether the peer takes a batch.
+pub(crate) async fn read_taken<R: AsyncRead + Unpin>(stream: &mut R) -> Result<(), SendError> {
+    match refusal_from_wire(stream.read_u8().await?)? {
+        Some(refusal) => Err(refusal.into()),
+        None => Ok(()),
     }
+}
+
+/// Reads how each page arrived.
+pub(crate) async fn read_states<R: AsyncRead + Unpin>(
+    stream: &mut R,
+    pages: usize,
+) -> Result<Vec<PageState>, SendError> {
     let mut states = vec![0; pages];
     stream.read_exact(&mut states).await?;
     Ok(states.into_iter().map(PageState::from_wire).collect::<Result<_, _>>()?)

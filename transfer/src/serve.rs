@@ -16,6 +16,8 @@ use tokio::time::timeout;
 pub const CONNECTIONS_MAX: usize = 256;
 /// A connection that brings nothing for so long is closed; its peer opens another.
 const IDLE: Duration = Duration::from_mins(2);
+/// How long the pages of a batch may take: no grant stands longer, and a peer that trickles must not keep its slots.
+pub(crate) const BATCH_PATIENCE: Duration = Duration::from_mins(1);
 /// A peer that is told no may not have read it yet: so long, and so many bytes, it is listened to before the connection ends.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: u64 = 8 << 20;
@@ -23,6 +25,7 @@ const LINGER_BYTES: u64 = 8 << 20;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// A batch whose slots are ours to fill.
+#[derive(Debug)]
 pub(crate) struct Batch {
     pub(crate) entries: Vec<Entry>,
     pub(crate) opened: Opened,

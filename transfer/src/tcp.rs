@@ -4,13 +4,12 @@ use crate::frame::{Entry, PageState};
 use crate::grant::{Grant, Inbox};
 use crate::pool::Pool;
 use crate::send::{HELLO_PATIENCE, Placed, SendError, Transport, announce, exchange_hello, read_answer};
-use crate::serve::{self, Batch, next_batch, report, within};
+use crate::serve::{self, BATCH_PATIENCE, Batch, next_batch, report, within};
 use futures::future::try_join_all;
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use twox_hash::XxHash3_128;
@@ -23,9 +22,6 @@ const STREAM_BYTES_MIN: usize = 8 << 20;
 const IDLE_MAX: usize = 64 * STREAMS;
 /// What is read at once of a page, so that its digest is computed from bytes that are still in the cache.
 const READ_BYTES: usize = 256 << 10;
-
-/// How long the pages of a batch may take: no grant stands longer, and a peer that trickles must not keep its slots.
-const BATCH_PATIENCE: Duration = Duration::from_mins(1);
 
 /// Sends pages of a pool.
 #[derive(Debug)]

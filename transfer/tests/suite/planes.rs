@@ -15,6 +15,10 @@ pub trait Plane: Sized + 'static {
     type Sender: Transport<Address = Self::Address>;
     type Address: Clone + Send + Sync + 'static;
 
+    /// Why it cannot be tested here.
+    async fn missing() -> Option<String> {
+        None
+    }
     /// A new receiver at an address of its own.
     async fn serve(inbox: Inbox) -> Receiver<Self> {
         let address = Self::fresh();
