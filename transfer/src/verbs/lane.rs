@@ -29,8 +29,9 @@ const SIGNAL_EVERY: usize = 16;
 const RECEIVES: u32 = 2;
 /// A packet without acknowledgement is sent again after 4.096 µs · 2^16 = 0.27 s: longer than a busy peer or a switch's reroute takes.
 const ACK_TIMEOUT: u8 = 16;
-/// Times it is sent again: the most there is, so that lost packets end no transfer. A dead link shows after about two seconds.
-const RETRIES: u8 = 7;
+/// Times it is sent again: so many that lost packets end no transfer. A dead link shows after about two seconds. Not 7, the most there is:
+/// soft-RoCE takes that for ever.
+const RETRIES: u8 = 6;
 /// Times a peer may say that it has no receive posted. It always has, so a few are plenty; 7 would mean for ever.
 const NOT_READY_RETRIES: u8 = 3;
 /// How long it asks to wait then: 0.64 ms.

@@ -33,7 +33,7 @@ struct Source {
 
 /// All of them; the pool is mapped as long as they are.
 #[derive(Debug)]
-struct Sources {
+pub(super) struct Sources {
     each: Vec<Source>,
     _pool: Pool,
 }
@@ -61,6 +61,11 @@ impl VerbsSender {
             sources: EndsOnThread::new(Arc::new(sources)),
             idle: Mutex::default(),
         })
+    }
+
+    #[cfg(test)]
+    pub(super) fn sources(&self) -> &Arc<Sources> {
+        &self.sources
     }
 
     async fn connect(&self, to: SocketAddr) -> Result<Link, SendError> {
@@ -169,15 +174,15 @@ struct Link {
 
 /// What devices use, in the order in which it must end.
 #[derive(Debug)]
-struct Work {
-    lanes: Vec<Lane>,
+pub(super) struct Work {
+    pub(super) lanes: Vec<Lane>,
     /// The pages that are being written out: they must stay what they are until the lanes are done with them, or have ended.
-    pages: Vec<PageRef>,
+    pub(super) pages: Vec<PageRef>,
     sources: Arc<Sources>,
 }
 
 impl Work {
-    fn new(devices: &Devices, sources: Arc<Sources>) -> io::Result<EndsOnThread<Self>> {
+    pub(super) fn new(devices: &Devices, sources: Arc<Sources>) -> io::Result<EndsOnThread<Self>> {
         // The peer may do nothing over these.
         let lane = |(device, source): (_, &Source)| Lane::new(device, &source.domain, AccessFlags::none());
         let lanes = devices
@@ -191,6 +196,11 @@ impl Work {
             pages: Vec::new(),
             sources,
         }))
+    }
+
+    #[cfg(test)]
+    pub(super) fn lkey(&self, lane: usize) -> u32 {
+        self.sources.each[lane].memory.lkey()
     }
 
     /// Writes each page to its target, if it has one, and commits.
