@@ -1,4 +1,4 @@
-//! Which RDMA devices a node uses, as its configuration says it.
+//! Which RDMA devices a node uses, as its configuration says it, and why none can be used.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -37,6 +37,36 @@ pub enum Choice {
     "{0:?} names no RDMA devices: say auto, off, or up to {DEVICES_MAX} of NAME, NAME:PORT or NAME:PORT:GID_INDEX, with commas between"
 )]
 pub struct BadChoice(String);
+
+/// Why there are no devices to use.
+#[derive(Debug, thiserror::Error)]
+pub enum DeviceError {
+    /// The feature is off.
+    #[error("this program was built without RDMA: build it with `--features verbs`")]
+    NotBuilt,
+    /// No library, or no kernel support.
+    #[error("RDMA devices cannot be listed: {0}; is rdma-core (libibverbs) installed?")]
+    List(String),
+    /// None has a port that works.
+    #[error("no RDMA device has an active port with an address; `ibv_devinfo -v` shows them")]
+    None,
+    /// Not one of this machine's.
+    #[error("there is no RDMA device {name}; here are: {here}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        here: String,
+    },
+    /// It cannot be used.
+    #[error("RDMA device {device} cannot be used: {what}")]
+    Unusable {
+        /// Its name.
+        device: String,
+        /// Why.
+        what: String,
+    },
+}
 
 impl FromStr for DeviceName {
     type Err = BadChoice;
@@ -138,7 +168,7 @@ mod tests {
                 device("rxe1", None, None)
             ]))
         );
-        let many = vec!["rxe"; DEVICES_MAX + 1].join(",");
+        let many = ["rxe"; DEVICES_MAX + 1].join(",");
         for bad in ["", ",", "rxe0:x", "rxe0:1:2:3", "rxe0:256", many.as_str()] {
             let error = bad.parse::<Choice>().unwrap_err();
             assert!(error.to_string().contains("NAME:PORT"), "{error}");

@@ -18,10 +18,10 @@ pub mod sim;
 pub mod tcp;
 #[cfg(test)]
 mod testing;
-#[cfg(feature = "verbs")]
+#[cfg_attr(not(feature = "verbs"), path = "no_verbs.rs")]
 pub mod verbs;
 
-pub use choice::{BadChoice, Choice, DeviceName};
+pub use choice::{BadChoice, Choice, DeviceError, DeviceName};
 pub use frame::{FrameError, PageState};
 pub use grant::{Grant, Inbox};
 pub use layout::{Dtype, Layout};

@@ -6,8 +6,10 @@ use crate::pool::Pool;
 use crate::send::{Placed, SendError, Transport as _};
 use crate::shm::ShmSender;
 use crate::tcp::{STREAMS, TcpSender};
+use crate::verbs::VerbsSender;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -28,7 +30,8 @@ const TRIES: u32 = 5;
 /// Before a try after the first; doubles with each.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Where a node takes pages. `tcp://10.0.0.7:7400`, or `shm://HOST/path/of/socket` for processes of the same machine.
+/// Where a node takes pages. `tcp://10.0.0.7:7400`; `verbs://10.0.0.7:7401` over RDMA; or `shm://HOST/path/of/socket` for processes
+/// of the same machine. The nearest is the first in order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Address {
     /// A Unix socket, on the machine whose current boot has this id.
@@ -38,19 +41,22 @@ pub enum Address {
         /// The socket.
         path: PathBuf,
     },
+    /// Where connections over RDMA begin: a TCP address.
+    Verbs(SocketAddr),
     /// A TCP address.
     Tcp(SocketAddr),
 }
 
 /// Not an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no address of a page server: give tcp://IP:PORT or shm://HOST/PATH")]
+#[error("{0:?} is no address of a page server: give tcp://IP:PORT, verbs://IP:PORT or shm://HOST/PATH")]
 pub struct BadAddress(String);
 
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Shm { host, path } => write!(f, "shm://{host}{}", path.display()),
+            Self::Verbs(at) => write!(f, "verbs://{at}"),
             Self::Tcp(at) => write!(f, "tcp://{at}"),
         }
     }
@@ -63,6 +69,9 @@ impl FromStr for Address {
         let bad = || BadAddress(text.chars().take(200).collect());
         if let Some(at) = text.strip_prefix("tcp://") {
             return at.parse().map(Self::Tcp).map_err(|_| bad());
+        }
+        if let Some(at) = text.strip_prefix("verbs://") {
+            return at.parse().map(Self::Verbs).map_err(|_| bad());
         }
         let rest = text.strip_prefix("shm://").ok_or_else(bad)?;
         let (host, path) = rest
@@ -117,6 +126,7 @@ struct Health {
 pub struct Paths {
     tcp: TcpSender,
     shm: ShmSender,
+    verbs: Option<VerbsSender>,
     host: Option<String>,
     health: Mutex<BTreeMap<Address, Health>>,
 }
@@ -127,9 +137,17 @@ impl Paths {
         Self {
             tcp: TcpSender::new(pool.clone(), STREAMS),
             shm: ShmSender::new(pool.clone()),
+            verbs: None,
             host: host(),
             health: Mutex::default(),
         }
+    }
+
+    /// Uses RDMA, too. Without this, `verbs://` addresses of peers are passed over.
+    #[must_use]
+    pub fn with_verbs(mut self, verbs: VerbsSender) -> Self {
+        self.verbs = Some(verbs);
+        self
     }
 
     /// Sends `pages` into a grant of the peer that listens at `to`, within `patience`. Pages of which the digest was wrong, and those
@@ -198,17 +216,22 @@ impl Paths {
 
     async fn over(&self, path: &Address, grant: &Grant, pages: &[Placed]) -> Result<Vec<PageState>, SendError> {
         match path {
+            Address::Verbs(at) => match &self.verbs {
+                Some(verbs) => verbs.send(at, grant, pages).await,
+                None => Err(io::Error::from(io::ErrorKind::Unsupported).into()),
+            },
             Address::Tcp(at) => self.tcp.send(at, grant, pages).await,
             Address::Shm { path, .. } => self.shm.send(path, grant, pages).await,
         }
     }
 
-    /// Shared memory before TCP, and suspect paths behind all others.
+    /// Shared memory before RDMA before TCP, and suspect paths behind all others.
     fn order(&self, to: &[Address]) -> Vec<Address> {
         let now = Instant::now();
         let health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         let usable = |a: &&Address| match a {
             Address::Tcp(_) => true,
+            Address::Verbs(_) => self.verbs.is_some(),
             Address::Shm { host, .. } => self.host.as_ref() == Some(host),
         };
         let mut order: Vec<Address> = to.iter().filter(usable).cloned().collect();
@@ -280,11 +303,20 @@ mod tests {
         for text in [
             "tcp://127.0.0.1:80".to_owned(),
             "tcp://[::1]:80".to_owned(),
+            "verbs://10.0.0.7:7401".to_owned(),
             format!("shm://{here}/run/x.sock"),
         ] {
             assert_eq!(text.parse::<Address>().map(|a| a.to_string()), Ok(text));
         }
-        for bad in ["", "tcp://", "tcp://host:1", "shm://", "shm:///x", "udp://1.2.3.4:5"] {
+        for bad in [
+            "",
+            "tcp://",
+            "tcp://host:1",
+            "shm://",
+            "shm:///x",
+            "verbs://",
+            "udp://1.2.3.4:5",
+        ] {
             let error = bad.parse::<Address>().unwrap_err();
             assert!(error.to_string().contains("tcp://IP:PORT"), "{error}");
         }
@@ -356,7 +388,8 @@ mod tests {
             host: "another-boot".into(),
             path: "/x".into(),
         };
-        let nowhere = paths.send(&[elsewhere], &grant, &sent, Duration::from_secs(9)).await;
+        let unreachable = [elsewhere, "verbs://127.0.0.1:1".parse().unwrap()];
+        let nowhere = paths.send(&unreachable, &grant, &sent, Duration::from_secs(9)).await;
         assert!(matches!(nowhere, Err(MoveError::NoPath)), "{nowhere:?}");
     }
 }

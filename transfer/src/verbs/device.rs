@@ -2,7 +2,7 @@
 
 use super::ffi::{DeviceEvents, PortEvent};
 use super::wire::Gid;
-use crate::choice::{Choice, DeviceName};
+use crate::choice::{Choice, DeviceError, DeviceName};
 use futures::future::select_all;
 use sideway::ibverbs::address::GidType;
 use sideway::ibverbs::device::{DeviceInfo as _, DeviceList};
@@ -12,33 +12,6 @@ use std::net::Ipv6Addr;
 use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-
-/// Why there are no devices to use.
-#[derive(Debug, thiserror::Error)]
-pub enum DeviceError {
-    /// No library, or no kernel support.
-    #[error("RDMA devices cannot be listed: {0}; is rdma-core (libibverbs) installed?")]
-    List(String),
-    /// None has a port that works.
-    #[error("no RDMA device has an active port with an address; `ibv_devinfo -v` shows them")]
-    None,
-    /// Not one of this machine's.
-    #[error("there is no RDMA device {name}; here are: {here}")]
-    Unknown {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        here: String,
-    },
-    /// It cannot be used.
-    #[error("RDMA device {device} cannot be used: {what}")]
-    Unusable {
-        /// Its name.
-        device: String,
-        /// Why.
-        what: String,
-    },
-}
 
 /// One port of one device, open.
 #[derive(Debug)]
@@ -88,25 +61,17 @@ fn open(choice: &Choice) -> Result<Option<Devices>, DeviceError> {
         return Ok(None);
     }
     let list = DeviceList::new().map_err(|e| DeviceError::List(why(&e)))?;
-    let devices = match choice {
-        Choice::Named(names) => names
-            .iter()
-            .map(|n| open_named(&list, n))
-            .collect::<Result<Vec<_>, _>>()?,
-        _ => {
-            let auto = |name| DeviceName {
-                name,
-                port: None,
-                gid_index: None,
-            };
-            let found = list
-                .iter()
-                .find_map(|d| open_named(&list, &auto(d.name())).ok())
-                .ok_or(DeviceError::None)?;
-            vec![found]
-        }
+    if let Choice::Named(names) = choice {
+        let all: Result<Vec<_>, _> = names.iter().map(|n| open_named(&list, n)).collect();
+        return Ok(Some(Devices(all?.into())));
+    }
+    let any = |name| DeviceName {
+        name,
+        port: None,
+        gid_index: None,
     };
-    Ok(Some(Devices(devices.into())))
+    let first = list.iter().find_map(|d| open_named(&list, &any(d.name())).ok());
+    Ok(Some(Devices([first.ok_or(DeviceError::None)?].into())))
 }
 
 /// An error with its causes: those of `sideway` say little alone.

@@ -25,7 +25,7 @@ mod receiver;
 mod sender;
 mod wire;
 
-pub use device::{DeviceError, Devices};
+pub use device::Devices;
 pub use receiver::serve;
 pub use sender::VerbsSender;
 

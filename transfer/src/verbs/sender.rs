@@ -35,7 +35,7 @@ struct Source {
 #[derive(Debug)]
 pub(super) struct Sources {
     each: Vec<Source>,
-    _pool: Pool,
+    pool: Pool,
 }
 
 /// Sends pages of a pool.
@@ -137,7 +137,7 @@ fn sources(pool: Pool, devices: &Devices) -> io::Result<Sources> {
     };
     Ok(Sources {
         each: devices.0.iter().map(source).collect::<io::Result<_>>()?,
-        _pool: pool,
+        pool,
     })
 }
 
@@ -209,9 +209,9 @@ impl Work {
         if let Some(wrong) = targets.iter().find(|t| t.lane >= last && t.lane != NOWHERE) {
             return Err(FrameError::Lanes(wrong.lane).into());
         }
-        let (start, _) = self.sources._pool.span();
+        let (start, _) = self.sources.pool.span();
         let lanes = self.lanes.iter_mut().zip(&self.sources.each).enumerate();
-        let writes = lanes.filter_map(|(lane_number, (lane, source))| {
+        let writes = lanes.map(|(lane_number, (lane, source))| {
             let here = targets
                 .iter()
                 .zip(&self.pages)
@@ -219,10 +219,16 @@ impl Work {
             let pieces: Vec<Piece> = here
                 .flat_map(|(target, page)| pieces(start + page.offset(), target, page.len()))
                 .collect();
-            #[allow(unsafe_code, reason = "a device reads the memory")]
-            // SAFETY: the pages are kept in `self.pages` until all writes are done, or the lanes have ended.
-            (!pieces.is_empty())
-                .then(|| async move { unsafe { lane.write(&pieces, source.memory.lkey(), number).await } })
+            async move {
+                if pieces.is_empty() {
+                    return Ok(());
+                }
+                #[allow(unsafe_code, reason = "a device reads the memory")]
+                // SAFETY: the pages are kept in `self.pages` until all writes are done, or the lanes have ended.
+                unsafe {
+                    lane.write(&pieces, source.memory.lkey(), number).await
+                }
+            }
         });
         try_join_all(writes).await?;
         Ok(())

@@ -2,8 +2,8 @@
 //! ends with the books: both pools have all their slots again.
 #![allow(clippy::unwrap_used, reason = "a test may")]
 
+mod faults;
 mod planes;
-#[cfg(feature = "verbs")]
 mod verbs_plane;
 
 use pinion_schemas::{Epoch, Micros};
@@ -11,7 +11,6 @@ use pinion_transfer::grant::{GrantError, Refusal};
 use pinion_transfer::{Dtype, FrameError, Grant, Inbox, Layout, PageRef, PageState, Pool, SendError, Transport};
 use planes::{Plane, Receiver, Shm, Tcp};
 use std::time::Duration;
-#[cfg(feature = "verbs")]
 use verbs_plane::Verbs;
 
 const KEY: u64 = 7;
@@ -277,11 +276,11 @@ async fn transfers_do_not_disturb_each_other<P: Plane>() {
 }
 
 macro_rules! suite {
-    ($($(#[$only:meta])? $plane:ident: $module:ident),+ / $($test:ident),+ $(,)?) => {
-        suite!(@ $($(#[$only])? $plane: $module),+ / [$($test),+]);
+    ($($plane:ident: $module:ident),+ / $($test:ident),+ $(,)?) => {
+        suite!(@ $($plane: $module),+ / [$($test),+]);
     };
-    (@ $($(#[$only:meta])? $plane:ident: $module:ident),+ / $tests:tt) => {
-        $($(#[$only])? suite!(# $plane: $module $tests);)+
+    (@ $($plane:ident: $module:ident),+ / $tests:tt) => {
+        $(suite!(# $plane: $module $tests);)+
     };
     (# $plane:ident: $module:ident [$($test:ident),+]) => {
         mod $module {
@@ -298,7 +297,7 @@ macro_rules! suite {
 }
 
 suite!(
-    Tcp: tcp, Shm: shm, #[cfg(feature = "verbs")] Verbs: verbs /
+    Tcp: tcp, Shm: shm, Verbs: verbs /
     pages_arrive_as_they_are,
     only_granted_slots_can_be_written,
     other_pages_are_refused_by_name,

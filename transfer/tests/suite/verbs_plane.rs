@@ -1,8 +1,8 @@
 //! RDMA as a plane: from one device to another where the environment names two, else over the first that works.
 
 use crate::planes::Plane;
-use pinion_transfer::verbs::{self, DeviceError, Devices, VerbsSender};
-use pinion_transfer::{Inbox, Pool};
+use pinion_transfer::verbs::{self, Devices, VerbsSender};
+use pinion_transfer::{DeviceError, Inbox, Pool};
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use tokio::net::TcpListener;
@@ -36,7 +36,9 @@ impl Plane for Verbs {
     type Address = SocketAddr;
 
     async fn missing() -> Option<String> {
-        devices("RDMA_A_DEV").await.err().map(|e| e.to_string())
+        let why = devices("RDMA_A_DEV").await.err()?;
+        assert!(var("RDMA_A_DEV").is_none(), "{why}");
+        Some(why.to_string())
     }
     fn sender(pool: &Pool) -> VerbsSender {
         let devices = block_in_place(|| Handle::current().block_on(devices("RDMA_A_DEV"))).unwrap();
