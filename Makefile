@@ -1,5 +1,5 @@
 # `make test` is what CI runs; `make check` is what a change must pass before review.
-.PHONY: demo test faults bench check nats model
+.PHONY: demo test test-rdma faults bench check nats model
 
 nats:
 	@bash deploy/get-nats.sh
@@ -16,6 +16,11 @@ demo: nats model
 
 test: nats model
 	PATH="$(CURDIR)/.tools/bin:$$PATH" cargo test --workspace --quiet --no-fail-fast
+
+# Pages over RDMA, in a VM with two soft-RoCE devices (RDMA_VM names the program that runs one). Says so and skips where something is
+# missing.
+test-rdma:
+	@bash deploy/test-rdma.sh
 
 # Kills real processes, REPS times each (10), and prints a table. A quarter of an hour.
 faults: nats

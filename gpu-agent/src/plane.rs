@@ -1,7 +1,8 @@
 //! This node on the transfer plane: page servers that fill its pool, and the paths by which its pages leave.
 
 use pinion_transfer::sim::LinkModel;
-use pinion_transfer::{Address, Inbox, Paths, paths, shm, tcp};
+use pinion_transfer::verbs::{self, Devices, VerbsSender};
+use pinion_transfer::{Address, Choice, DeviceError, Inbox, Paths, paths, shm, tcp};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,6 +24,11 @@ pub struct PlaneConfig {
     /// Folder for the sockets through which workers of one machine find each other's memory. Default: `pinion-pages` in the
     /// system's folder for temporary files.
     pub sockets: Option<PathBuf>,
+    /// RDMA devices over which pages come and leave: `auto`, `off`, or names (`mlx5_0`, with port and GID index `mlx5_0:1:3`, several with commas
+    /// between). Names must be there, or the node does not start. Default: as `auto`, but nothing is said if there are none.
+    pub verbs: Option<Choice>,
+    /// Where RDMA connections begin: a TCP port at the IP of `listen`. Default 0: a free one.
+    pub verbs_port: u16,
     /// What the link to other nodes carries, bytes per second: a decode worker promises seeds for one second of it at a time. Default
     /// 2.5 GB/s.
     pub link_bytes_per_s: u64,
@@ -34,6 +40,8 @@ impl Default for PlaneConfig {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
             advertise: None,
             sockets: None,
+            verbs: None,
+            verbs_port: 0,
             link_bytes_per_s: 2_500_000_000,
         }
     }
@@ -63,6 +71,12 @@ pub enum PlaneError {
     /// Nobody could be told where it is.
     #[error("the page server listens on all addresses: say in plane.advertise which one peers reach")]
     NoAddress,
+    /// They were asked for by name.
+    #[error("{0}; correct plane.verbs, or say auto")]
+    Devices(#[from] DeviceError),
+    /// A device does not take the pool.
+    #[error("no pages over RDMA: {0}; or set plane.verbs to off")]
+    Memory(io::Error),
 }
 
 /// A node's page servers; they end when this is dropped.
@@ -100,22 +114,53 @@ impl Plane {
             }
             Err(error) => tracing::warn!(%error, "no shared memory for pages: they go over TCP"),
         }
-        let at = config.listen;
-        let listen = |source| PlaneError::Listen { at, source };
-        let listener = TcpListener::bind(at).await.map_err(listen)?;
-        let bound = listener.local_addr().map_err(listen)?;
-        let ip = config.advertise.unwrap_or(bound.ip());
-        if ip.is_unspecified() {
-            return Err(PlaneError::NoAddress);
+        let mut paths = Paths::new(inbox.pool());
+        if let Some(devices) = devices(config.verbs.as_ref()).await? {
+            let (listener, at) =
+                listen(SocketAddr::new(config.listen.ip(), config.verbs_port), config.advertise).await?;
+            let sender = VerbsSender::new(inbox.pool().clone(), &devices).await;
+            paths = paths.with_verbs(sender.map_err(PlaneError::Memory)?);
+            tracing::info!(devices = ?devices.names(), %at, "pages over RDMA");
+            addresses.push(Address::Verbs(at).to_string());
+            servers.spawn(verbs::serve(listener, inbox.clone(), devices));
         }
-        addresses.push(Address::Tcp(SocketAddr::new(ip, bound.port())).to_string());
+        let (listener, at) = listen(config.listen, config.advertise).await?;
+        addresses.push(Address::Tcp(at).to_string());
         servers.spawn(tcp::serve(listener, inbox.clone()));
         Ok(Self {
             addresses,
-            paths: Arc::new(Paths::new(inbox.pool())),
+            paths: Arc::new(paths),
             _servers: servers,
             socket,
         })
+    }
+}
+
+/// A listening socket, and what peers are told of it.
+async fn listen(at: SocketAddr, advertise: Option<IpAddr>) -> Result<(TcpListener, SocketAddr), PlaneError> {
+    let failed = |source| PlaneError::Listen { at, source };
+    let listener = TcpListener::bind(at).await.map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    let ip = advertise.unwrap_or(bound.ip());
+    if ip.is_unspecified() {
+        return Err(PlaneError::NoAddress);
+    }
+    Ok((listener, SocketAddr::new(ip, bound.port())))
+}
+
+/// The RDMA devices to use. Only who asked hears that there are none, and only names must be there.
+async fn devices(choice: Option<&Choice>) -> Result<Option<Devices>, DeviceError> {
+    match (choice, Devices::open(choice.unwrap_or(&Choice::Auto)).await) {
+        (_, Ok(devices)) => Ok(devices),
+        (Some(Choice::Named(_)), Err(error)) => Err(error),
+        (Some(_), Err(error)) => {
+            tracing::info!(%error, "no RDMA: pages go over TCP");
+            Ok(None)
+        }
+        (None, Err(error)) => {
+            tracing::debug!(%error, "no RDMA: pages go over TCP");
+            Ok(None)
+        }
     }
 }
 
@@ -159,6 +204,23 @@ mod tests {
         let plane = Plane::open(&inbox(), "d0", &config).await.unwrap();
         let read: Vec<Address> = plane.addresses.iter().map(|a| a.parse().unwrap()).collect();
         assert!(matches!(&read[..], [Address::Shm { .. }, Address::Tcp(_)]), "{read:?}");
+    }
+
+    /// Names that are not there are an error; `auto` and `off` go on without.
+    #[tokio::test]
+    async fn rdma_devices_are_needed_only_by_name() {
+        let with = |verbs: &str| PlaneConfig {
+            sockets: Some("/proc/nowhere".into()),
+            verbs: Some(verbs.parse().unwrap()),
+            ..PlaneConfig::default()
+        };
+        let error = Plane::open(&inbox(), "d0", &with("nobody0")).await.err().unwrap();
+        assert!(error.to_string().contains("plane.verbs"), "{error}");
+        for choice in ["off", "auto"] {
+            let plane = Plane::open(&inbox(), "d0", &with(choice)).await.unwrap();
+            let last = plane.addresses.last().unwrap();
+            assert!(last.starts_with("tcp://"), "{choice}: {:?}", plane.addresses);
+        }
     }
 
     #[tokio::test]

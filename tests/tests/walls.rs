@@ -9,7 +9,12 @@ const OUTSIDE: &[&str] = &["tokio", "async-nats", "ractor", "metrics", "rand", "
 /// Packages that are pure.
 const PURE: &[&str] = &["pinion-schemas", "pinion-core"];
 /// Crates that one package alone may name.
-const RESERVED: &[(&str, &str)] = &[("async-nats", "pinion-bus"), ("anyhow", "pinion")];
+const RESERVED: &[(&str, &str)] = &[
+    ("async-nats", "pinion-bus"),
+    ("anyhow", "pinion"),
+    ("sideway", "pinion-transfer"),
+    ("rdma-mummy-sys", "pinion-transfer"),
+];
 /// Every package in the order of design §3, with what it may use of ours; `*` is everything above it.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("pinion-schemas", &[]),
@@ -181,6 +186,11 @@ fn a_broken_wall_is_found() {
             "pinion-eval",
             &["anyhow"],
             "pinion-eval names anyhow, which only pinion may",
+        ),
+        (
+            "pinion-eval",
+            &["sideway"],
+            "pinion-eval names sideway, which only pinion-transfer may",
         ),
         ("pinion-bus", &["pinion-core"], "pinion-bus may not use pinion-core"),
         ("pinion-eval", &["pinion-chaos"], "pinion-eval may not use pinion-chaos"),

@@ -11,9 +11,9 @@
 //! the first digest is computed; from then on the key means nothing, and a write that uses it breaks its queue pair. The sender's
 //! pool is registered once, to be read by its own device only.
 //!
-//! **What that costs.** Two system calls for each run, and the pages of it pinned and let go: with hardware something like the time in
-//! which a fast link carries the same bytes. Memory windows would be cheaper, but soft-RoCE checks a window's key against its whole
-//! region, so that nothing could be proved here (docs/adr/0016).
+//! **What that costs.** Two system calls for each run, and its memory pinned and let go: a cost that grows with the bytes. It was never
+//! measured on hardware. Memory windows would be cheaper, but soft-RoCE checks a window's addresses against its whole region, so that
+//! nothing could be proved here (docs/adr/0016).
 //!
 //! **Lanes.** A connection has a queue pair for each of the sender's devices; the receiver deals the pages over them. One that
 //! fails ends the connection: another path takes over, not another lane.
