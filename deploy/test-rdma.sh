@@ -15,5 +15,7 @@ compgen -G "${LIBCLANG_PATH:-/nowhere}/libclang*.so*" >/dev/null || ldconfig -p 
 [[ -s ${RDMA_VM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/rdma-vm}/kernel ]] || skip "the VM is not made yet: run $(dirname "$vm")/build once"
 
 # Emulation is slow, and all tests share the two devices.
-CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$(realpath "$vm") RDMA_VM_TIMEOUT=${RDMA_VM_TIMEOUT:-600} RUST_TEST_THREADS=1 RUST_BACKTRACE=1 \
-  exec cargo test -p pinion-transfer --features verbs --lib --test suite -- verbs faults
+export CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER RDMA_VM_TIMEOUT=${RDMA_VM_TIMEOUT:-600} RUST_TEST_THREADS=1 RUST_BACKTRACE=1
+CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER=$(realpath "$vm")
+cargo test -p pinion-transfer --features verbs --lib --test suite -- verbs faults
+cargo test -p pinion-gpu-agent --features verbs --lib -- plane::

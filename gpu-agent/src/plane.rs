@@ -197,13 +197,28 @@ mod tests {
     #[tokio::test]
     async fn a_node_says_where_it_is() {
         let folder = std::env::temp_dir().join(format!("pinion-plane-{}", std::process::id()));
-        let config = PlaneConfig {
-            sockets: Some(folder),
+        let config = |verbs| PlaneConfig {
+            sockets: Some(folder.clone()),
+            verbs,
             ..PlaneConfig::default()
         };
-        let plane = Plane::open(&inbox(), "d0", &config).await.unwrap();
-        let read: Vec<Address> = plane.addresses.iter().map(|a| a.parse().unwrap()).collect();
-        assert!(matches!(&read[..], [Address::Shm { .. }, Address::Tcp(_)]), "{read:?}");
+        let addresses = async |verbs| {
+            let plane = Plane::open(&inbox(), "d0", &config(verbs)).await.unwrap();
+            plane
+                .addresses
+                .iter()
+                .map(|a| a.parse().unwrap())
+                .collect::<Vec<Address>>()
+        };
+        let without = addresses(Some(Choice::Off)).await;
+        assert!(
+            matches!(&without[..], [Address::Shm { .. }, Address::Tcp(_)]),
+            "{without:?}"
+        );
+        let found = addresses(None).await;
+        let is_there = Devices::open(&Choice::Auto).await.is_ok();
+        assert_eq!(found.len(), if is_there { 3 } else { 2 }, "{found:?}");
+        assert!(found.is_sorted(), "nearest first: {found:?}");
     }
 
     /// Names that are not there are an error; `auto` and `off` go on without.

@@ -1,7 +1,10 @@
 //! What `sideway` does not wrap, or not as it is needed here: memory of which the end is certain, and the two kinds of events.
 #![allow(unsafe_code, reason = "calls of a C library")]
 
-use rdma_mummy_sys as sys;
+use rdma_mummy_sys::{
+    ibv_ack_async_event, ibv_ack_cq_events, ibv_async_event, ibv_dereg_mr, ibv_event_type, ibv_get_async_event,
+    ibv_get_cq_event, ibv_mr, ibv_reg_mr, ibv_req_notify_cq,
+};
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::completion::{BasicCompletionQueue, CompletionChannel, CompletionQueue as _};
 use sideway::ibverbs::device_context::DeviceContext;
@@ -18,7 +21,7 @@ use tokio::io::unix::AsyncFd;
 #[derive(Debug)]
 pub(super) struct Registered {
     /// Taken when it ends.
-    region: Option<NonNull<sys::ibv_mr>>,
+    region: Option<NonNull<ibv_mr>>,
     lkey: u32,
     rkey: u32,
     _domain: Arc<ProtectionDomain>,
@@ -41,7 +44,7 @@ impl Registered {
         access: AccessFlags,
     ) -> io::Result<Self> {
         // SAFETY: the domain is alive; the caller has the memory.
-        let region = unsafe { sys::ibv_reg_mr(domain.pd().as_ptr(), at as *mut _, bytes, access.bits() as _) };
+        let region = unsafe { ibv_reg_mr(domain.pd().as_ptr(), at as *mut _, bytes, access.bits() as _) };
         let region = NonNull::new(region).ok_or_else(io::Error::last_os_error)?;
         // SAFETY: just made.
         let (lkey, rkey) = unsafe { (region.as_ref().lkey, region.as_ref().rkey) };
@@ -67,7 +70,7 @@ impl Registered {
             return Ok(());
         };
         // SAFETY: ours, and not closed before.
-        match unsafe { sys::ibv_dereg_mr(region.as_ptr()) } {
+        match unsafe { ibv_dereg_mr(region.as_ptr()) } {
             0 => Ok(()),
             error => Err(io::Error::from_raw_os_error(error)),
         }
@@ -113,7 +116,7 @@ impl AsRawFd for Channel {
 /// Asks to be told of the next completion.
 pub(super) fn notify(queue: &BasicCompletionQueue) -> io::Result<()> {
     // SAFETY: the queue is alive.
-    match unsafe { sys::ibv_req_notify_cq(queue.cq().as_ptr(), 0) } {
+    match unsafe { ibv_req_notify_cq(queue.cq().as_ptr(), 0) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error)),
     }
@@ -123,11 +126,11 @@ pub(super) fn notify(queue: &BasicCompletionQueue) -> io::Result<()> {
 pub(super) fn take_completion_event(channel: &Channel, queue: &BasicCompletionQueue) -> io::Result<()> {
     let (mut of, mut context) = (null_mut(), null_mut());
     // SAFETY: the channel is alive, and the pointers are ours.
-    if unsafe { sys::ibv_get_cq_event(channel.0.comp_channel().as_ptr(), &raw mut of, &raw mut context) } != 0 {
+    if unsafe { ibv_get_cq_event(channel.0.comp_channel().as_ptr(), &raw mut of, &raw mut context) } != 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: one event of this queue was taken. Without its acknowledgement the queue could never be destroyed.
-    unsafe { sys::ibv_ack_cq_events(queue.cq().as_ptr(), 1) };
+    unsafe { ibv_ack_cq_events(queue.cq().as_ptr(), 1) };
     Ok(())
 }
 
@@ -161,22 +164,22 @@ impl DeviceEvents {
 
     /// Takes one event.
     pub(super) fn take(&self) -> io::Result<PortEvent> {
-        let mut event = MaybeUninit::<sys::ibv_async_event>::uninit();
+        let mut event = MaybeUninit::<ibv_async_event>::uninit();
         // SAFETY: the context is alive, and the event is ours.
-        if unsafe { sys::ibv_get_async_event(self.0.context().as_ptr(), event.as_mut_ptr()) } != 0 {
+        if unsafe { ibv_get_async_event(self.0.context().as_ptr(), event.as_mut_ptr()) } != 0 {
             return Err(io::Error::last_os_error());
         }
         // SAFETY: filled in, and acknowledged once: else what it is about could never be destroyed.
         let event = unsafe {
-            sys::ibv_ack_async_event(event.as_mut_ptr());
+            ibv_ack_async_event(event.as_mut_ptr());
             event.assume_init()
         };
         // SAFETY: any bytes are a number; it means a port only for the events of one.
         let port = unsafe { event.element.port_num } as u8;
         Ok(match event.event_type {
-            sys::ibv_event_type::IBV_EVENT_PORT_ACTIVE => PortEvent::Up(port),
-            sys::ibv_event_type::IBV_EVENT_PORT_ERR => PortEvent::Down(port),
-            sys::ibv_event_type::IBV_EVENT_DEVICE_FATAL => PortEvent::Lost,
+            ibv_event_type::IBV_EVENT_PORT_ACTIVE => PortEvent::Up(port),
+            ibv_event_type::IBV_EVENT_PORT_ERR => PortEvent::Down(port),
+            ibv_event_type::IBV_EVENT_DEVICE_FATAL => PortEvent::Lost,
             _ => PortEvent::Other,
         })
     }

@@ -1,6 +1,6 @@
 //! RDMA as a plane: from one device to another where the environment names two, else over the first that works.
 
-use crate::planes::Plane;
+use crate::planes::{Plane, Tcp};
 use pinion_transfer::verbs::{self, Devices, VerbsSender};
 use pinion_transfer::{DeviceError, Inbox, Pool};
 use std::net::{IpAddr, SocketAddr};
@@ -48,9 +48,7 @@ impl Plane for Verbs {
         (receiver_address(), 0).into()
     }
     async fn listen(at: &SocketAddr) -> (OwnedFd, SocketAddr) {
-        let listener = TcpListener::bind(at).await.unwrap();
-        let address = listener.local_addr().unwrap();
-        (listener.into_std().unwrap().into(), address)
+        Tcp::listen(at).await
     }
     fn run(listener: OwnedFd, inbox: Inbox) -> JoinHandle<()> {
         let listener = TcpListener::from_std(listener.into()).unwrap();
