@@ -57,6 +57,9 @@ impl Engine for Paged {
     fn page_bytes(&self) -> u64 {
         self.inbox.pool().page_bytes() as u64
     }
+    fn has_bytes(&self) -> bool {
+        true
+    }
     fn pool_pages(&self) -> u64 {
         self.sim.pool_pages()
     }

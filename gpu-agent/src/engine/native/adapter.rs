@@ -26,6 +26,10 @@ impl Engine for NativeEngine {
         self.inbox.pool().page_bytes() as u64
     }
 
+    fn has_bytes(&self) -> bool {
+        true
+    }
+
     fn pool_pages(&self) -> u64 {
         self.tree.capacity()
     }
