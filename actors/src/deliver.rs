@@ -222,7 +222,7 @@ impl Deliveries {
             return None;
         }
         self.asked.remove(&token);
-        self.fail(request)
+        Some(self.fail(request))
     }
 
     /// A number for what the delivery waits for from now on.
@@ -257,10 +257,12 @@ impl Deliveries {
     ) -> Option<Delivered> {
         let request = self.asker(token)?;
         let open = self.open.get_mut(&request)?;
-        let Ok(answer) = result else { return self.fail(request) };
+        let Ok(answer) = result else {
+            return Some(self.fail(request));
+        };
         if matches!(open.stage, Stage::Committing) {
             let Ok(ack) = wire::decode::<PagesAck>(&answer.payload) else {
-                return self.fail(request);
+                return Some(self.fail(request));
             };
             self.open.remove(&request);
             return Some(Delivered::Done(request, ack.stored));
@@ -273,7 +275,7 @@ impl Deliveries {
             open.ready.clear();
             open.stage = Stage::Closed;
         } else {
-            return self.fail(request);
+            return Some(self.fail(request));
         }
         self.go_on(now, engine.page_bytes(), request, out)
     }
@@ -297,18 +299,18 @@ impl Deliveries {
         self.go_on(now, engine.page_bytes(), request, out)
     }
 
-    /// Parts that have passed the simulated link by now; call it until there is none.
-    pub(crate) fn pass(&mut self, now: Micros, engine: &impl Engine, out: &mut Effects) -> Option<Option<Delivered>> {
+    /// A delivery of which a part has passed the simulated link by now: it goes on with [`Deliveries::advance`].
+    pub(crate) fn take_passed(&mut self, now: Micros) -> Option<RequestId> {
         let request = self.link.take_done(now)?;
         if let Some(open) = self.open.get_mut(&request) {
             open.stage = Stage::Open { sending: false };
         }
-        Some(self.go_on(now, engine.page_bytes(), request, out))
+        Some(request)
     }
 
-    fn fail(&mut self, request: RequestId) -> Option<Delivered> {
+    fn fail(&mut self, request: RequestId) -> Delivered {
         self.open.remove(&request);
-        Some(Delivered::Failed(request, AbortReason::TransferFailed))
+        Delivered::Failed(request, AbortReason::TransferFailed)
     }
 
     /// Breaks one off. Pages on their way go on to slots that the D ends itself.

@@ -67,6 +67,8 @@ pub trait Engine: Send + 'static {
     fn page_bytes(&self) -> u64;
     /// Pages of the pool.
     fn pool_pages(&self) -> u64;
+    /// Pages that nothing is in.
+    fn free_pages(&self) -> u64;
     /// Takes a turn. Returns the prompt tokens found in cache.
     ///
     /// # Errors

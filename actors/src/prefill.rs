@@ -261,7 +261,8 @@ impl<E: Engine> Prefill<E> {
         if stored {
             self.hand_over(now, out);
         }
-        while let Some(delivered) = self.deliveries.pass(now, &self.engine, out) {
+        while let Some(request) = self.deliveries.take_passed(now) {
+            let delivered = self.deliveries.advance(now, &self.engine, request, false, out);
             self.delivered(now, delivered, out);
         }
         let late: Vec<RequestId> = self

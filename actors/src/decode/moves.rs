@@ -147,7 +147,8 @@ impl<E: Engine> Decode<E> {
     }
 
     pub(super) fn advance_moves(&mut self, now: Micros, out: &mut Effects) {
-        while let Some(delivered) = self.moves.deliveries.pass(now, &self.engine, out) {
+        while let Some(request) = self.moves.deliveries.take_passed(now) {
+            let delivered = self.moves.deliveries.advance(now, &self.engine, request, false, out);
             self.moves.ended(now, delivered, out);
         }
         let late = |(request, m): (&RequestId, &Move)| (m.deadline <= now).then_some(*request);

@@ -63,6 +63,9 @@ impl Engine for Paged {
     fn pool_pages(&self) -> u64 {
         self.sim.pool_pages()
     }
+    fn free_pages(&self) -> u64 {
+        self.sim.free_pages()
+    }
     fn submit(&mut self, now: Micros, job: Job) -> Result<u64, EngineError> {
         Engine::submit(&mut self.sim, now, job)
     }

@@ -34,6 +34,10 @@ impl Engine for NativeEngine {
         self.tree.capacity()
     }
 
+    fn free_pages(&self) -> u64 {
+        self.tree.free()
+    }
+
     fn submit(&mut self, _now: Micros, job: Job) -> Result<u64, EngineError> {
         self.check(&job)?;
         let mut names = ChainHasher::new(self.config.page_tokens, &[job.tenant.as_deref()]).push(&job.tokens);
