@@ -101,8 +101,13 @@ impl<E: Engine> Decode<E> {
             return;
         }
         self.moves.forget(now, request);
-        let held = self.engine.resident(&wanted.names) == wanted.names.len();
-        if !held || self.moves.under_way.len() >= MOVES_MAX {
+        // What would have to be loaded first is computed as fast.
+        let ready = if self.engine.has_bytes() {
+            self.engine.export_pages(&wanted.names).len()
+        } else {
+            self.engine.export(&wanted.names).len()
+        };
+        if ready < wanted.names.len() || self.moves.under_way.len() >= MOVES_MAX {
             return out.respond(message, &failed(&wanted, AbortReason::SourceLost));
         }
         let (epoch, waiting) = (self.config.epoch, self.moves.under_way.len() as u32);
