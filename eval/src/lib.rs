@@ -1,5 +1,6 @@
 //! Traces, replay and statistics.
 
+pub mod bar;
 pub mod replay;
 pub mod stats;
 pub mod trace;

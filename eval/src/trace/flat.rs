@@ -135,7 +135,7 @@ impl Prototype {
 }
 
 /// `2023-11-16 18:15:46.6805900` as microseconds since 1970, proleptic Gregorian, no time zone.
-fn timestamp(text: &str) -> Option<u64> {
+pub(super) fn timestamp(text: &str) -> Option<u64> {
     let (date, clock) = text.trim().split_once([' ', 'T'])?;
     let mut date = date.split('-').map(|p| p.parse::<u64>().ok());
     let (year, month, day) = (date.next()??, date.next()??, date.next()??);

@@ -7,7 +7,10 @@ mod claude;
 mod error;
 mod fields;
 mod flat;
+pub mod import;
 mod read;
+pub mod sample;
+pub mod stats;
 #[cfg(test)]
 mod tests;
 pub mod tokens;

@@ -116,7 +116,7 @@ pub fn read(reader: impl BufRead, format: Format, strict: bool) -> Result<Report
 /// [`ReadError::Io`] if the source fails; [`ReadError::Broken`] at the first broken line if `strict`; else
 /// [`ReadError::TooManyBroken`] beyond [`MAX_BROKEN_LINES`], and [`ReadError::TooManyLines`] beyond [`MAX_LINES`].
 pub fn stream(
-    mut reader: impl BufRead,
+    reader: impl BufRead,
     format: Format,
     strict: bool,
     sink: &mut impl Sink,
@@ -127,6 +127,15 @@ pub fn stream(
         Format::Prototype { block_tokens } => Parser::Prototype(flat::Prototype::new(block_tokens)),
         Format::AzureCsv => Parser::Azure(flat::Azure::default()),
     };
+    for_each_line(reader, strict, |text| parser.line(text, sink))
+}
+
+/// Gives `each` every line that is not empty, and collects what it says of the broken ones.
+pub(super) fn for_each_line(
+    mut reader: impl BufRead,
+    strict: bool,
+    mut each: impl FnMut(&str) -> Result<(), LineError>,
+) -> Result<Vec<BrokenLine>, ReadError> {
     let mut broken = Vec::new();
     let mut buffer = Vec::new();
     for line in 1..=MAX_LINES {
@@ -139,7 +148,7 @@ pub fn stream(
             match std::str::from_utf8(&buffer) {
                 Ok(text) => match text.trim_start_matches('\u{feff}').trim() {
                     "" => Ok(()),
-                    text => parser.line(text, sink),
+                    text => each(text),
                 },
                 Err(_) => Err(LineError::NotUtf8),
             }
