@@ -246,7 +246,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Worker(command) => worker(Tools::new(config), command)?,
         Command::Events { seconds } => Tools::new(config).events(None, seconds)?,
         Command::Replay(arguments) => return replay::run(&config, arguments),
-        Command::Trace(command) => trace::run(command)?,
+        Command::Trace(command) => trace::run(command, &config)?,
         Command::Config => print!("{}", toml::to_string_pretty(&config)?),
     }
     Ok(ExitCode::SUCCESS)

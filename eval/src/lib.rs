@@ -3,4 +3,5 @@
 pub mod bar;
 pub mod replay;
 pub mod stats;
+pub mod synth;
 pub mod trace;

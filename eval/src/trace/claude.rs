@@ -27,7 +27,11 @@ fn turn(fields: &Fields<'_>, block_tokens: u32) -> Result<Turn, LineError> {
     let input_tokens = fields.tokens("in")?;
     let blocks = fields.runs("hash_runs")?;
     if block_tokens == 0 && !blocks.is_empty() {
-        return Err(invalid("block_size".to_owned(), "1 token or more, as there are blocks", "0"));
+        return Err(invalid(
+            "block_size".to_owned(),
+            "1 token or more, as there are blocks",
+            "0",
+        ));
     }
     fields.check_room("hash_runs", &blocks, input_tokens, block_tokens)?;
     Ok(Turn {

@@ -101,7 +101,10 @@ pub enum ReadError {
     #[error("the trace has more than {} lines; split it", super::MAX_LINES)]
     TooManyLines,
     /// More broken lines than [`super::MAX_BROKEN_LINES`].
-    #[error("more than {} lines are broken, the last one being {last}; the file is not what its first line says", super::MAX_BROKEN_LINES)]
+    #[error(
+        "more than {} lines are broken, the last one being {last}; the file is not what its first line says",
+        super::MAX_BROKEN_LINES
+    )]
     TooManyBroken {
         /// The line at which reading stopped.
         last: BrokenLine,

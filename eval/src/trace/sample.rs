@@ -112,7 +112,9 @@ pub fn sample(mut trace: Trace, options: &SampleOptions) -> Trace {
     kept.truncate(options.sessions.unwrap_or(usize::MAX));
     let kept: HashSet<String> = kept.into_iter().map(|(_, id)| id.to_owned()).collect();
     let root = |s: &Session| s.parent.as_ref().unwrap_or(&s.id).clone();
-    trace.sessions.retain(|s| kept.contains(&root(s)) && !s.turns.is_empty());
+    trace
+        .sessions
+        .retain(|s| kept.contains(&root(s)) && !s.turns.is_empty());
     trace
 }
 
@@ -175,7 +177,9 @@ mod tests {
         let options = SampleOptions {
             min_turns: 20,
             initial_input: (10_000, 30_000),
-            profile: Profile::SmallAppend { limit: SMALL_APPEND_TOKENS },
+            profile: Profile::SmallAppend {
+                limit: SMALL_APPEND_TOKENS,
+            },
             ..SampleOptions::default()
         };
         let part = sample(trace(), &options);

@@ -167,7 +167,8 @@ fn azure_times_and_lengths() {
 fn written_traces_are_read_back() {
     let mooncake = r#"{"timestamp":0,"input_length":1100,"output_length":5,"hash_ids":[0,1,2]}
 {"timestamp":2500,"input_length":2000,"output_length":5,"hash_ids":[0,1,5,6]}"#;
-    let azure = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.5,374,44\n2023-11-17 00:00:01.25,396,109\n";
+    let azure =
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.5,374,44\n2023-11-17 00:00:01.25,396,109\n";
     let agents = r#"{"id":"p","block_size":4,"tool_tokens":3,"requests":[{"t":0,"in":8,"out":1,"hash_runs":[[1,2]]},{"t":5.5,"type":"subagent","agent_id":"a-b","tool_tokens":1,"requests":[{"t":0,"in":8,"out":1,"hash_runs":[[9,2]]}]},{"t":6,"in":8,"out":1,"think_time":0.25,"hash_runs":[[1,2]]},{"t":7,"type":"subagent","requests":[{"t":0,"in":8,"out":1,"hash_runs":[[1,1],[20,1]]}]}]}"#;
     for (text, format) in [
         (SAMPLE, Format::ClaudeCode),

@@ -81,7 +81,7 @@ fn place<'a>(agent: &'a Session, parent: &str) -> Option<(usize, &'a str)> {
 ///
 /// # Errors
 /// Those of `writer`.
-pub fn write_session(session: &Session, agents: &[&Session], writer: &mut impl Write) -> io::Result<()> {
+pub fn write_session(session: &Session, agents: &[&Session], writer: &mut (impl Write + ?Sized)) -> io::Result<()> {
     let mut placed: Vec<(usize, &str, &Session)> = agents
         .iter()
         .map(|agent| {
@@ -120,7 +120,7 @@ pub fn write_session(session: &Session, agents: &[&Session], writer: &mut impl W
 ///
 /// # Errors
 /// Those of `writer`.
-pub fn write(trace: &Trace, writer: &mut impl Write) -> io::Result<()> {
+pub fn write(trace: &Trace, writer: &mut (impl Write + ?Sized)) -> io::Result<()> {
     let mut agents = std::collections::HashMap::<&str, Vec<&Session>>::new();
     for (parent, agent) in trace.sessions.iter().filter_map(|s| Some((s.parent.as_deref()?, s))) {
         agents.entry(parent).or_default().push(agent);

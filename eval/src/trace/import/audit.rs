@@ -51,8 +51,17 @@ fn count(audit: Option<&Value>, key: &str) -> Result<Option<u32>, LineError> {
     let Some(value) = audit.and_then(|a| a.get(key)).filter(|v| !v.is_null()) else {
         return Ok(None);
     };
-    let wrong = || invalid(format!("audit.{key}"), "a whole number of tokens up to 16777216", &value.to_string());
-    let number = value.as_i64().filter(|n| *n <= i64::from(MAX_TOKENS)).ok_or_else(wrong)?;
+    let wrong = || {
+        invalid(
+            format!("audit.{key}"),
+            "a whole number of tokens up to 16777216",
+            &value.to_string(),
+        )
+    };
+    let number = value
+        .as_i64()
+        .filter(|n| *n <= i64::from(MAX_TOKENS))
+        .ok_or_else(wrong)?;
     Ok(u32::try_from(number).ok().filter(|n| *n > 0))
 }
 
@@ -63,8 +72,15 @@ fn request(text: &str) -> Result<(String, Request), LineError> {
     let input = match count(fields.get("audit"), "prompt_tokens")? {
         Some(input) => input,
         None => {
-            let letters: usize = fields.list("messages")?.iter().filter_map(|m| m.get("content")).map(characters).sum();
-            u32::try_from(letters / CHARS_PER_TOKEN).unwrap_or(MAX_TOKENS).min(MAX_TOKENS)
+            let letters: usize = fields
+                .list("messages")?
+                .iter()
+                .filter_map(|m| m.get("content"))
+                .map(characters)
+                .sum();
+            u32::try_from(letters / CHARS_PER_TOKEN)
+                .unwrap_or(MAX_TOKENS)
+                .min(MAX_TOKENS)
         }
     };
     let output = count(fields.get("audit"), "completion_tokens")?.unwrap_or(OUTPUT_UNKNOWN);
@@ -97,7 +113,13 @@ fn session(id: String, mut requests: Vec<Request>, origin: Micros) -> Session {
             output_tokens: request.output,
             at: request.at.since(first),
             think: request.at.since(before.0),
-            blocks: (blocks > 0).then_some(BlockRun { start: base, len: blocks }).into_iter().collect(),
+            blocks: (blocks > 0)
+                .then_some(BlockRun {
+                    start: base,
+                    len: blocks,
+                })
+                .into_iter()
+                .collect(),
             block_tokens: PROTOTYPE_BLOCK_TOKENS,
         });
         before = (request.at, request.input);

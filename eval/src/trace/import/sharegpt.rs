@@ -93,11 +93,17 @@ fn session(
             // An answer to nothing is context, like anything said before.
             "gpt" | "chatgpt" | "assistant" if !asked => {}
             "gpt" | "chatgpt" | "assistant" => {
-                session.turns.push(turn(&prompt, said.len(), session.turns.len(), options)?);
+                session
+                    .turns
+                    .push(turn(&prompt, said.len(), session.turns.len(), options)?);
                 asked = false;
             }
             other => {
-                return Err(invalid(message.path("from"), "human, user, gpt, chatgpt, assistant or system", other));
+                return Err(invalid(
+                    message.path("from"),
+                    "human, user, gpt, chatgpt, assistant or system",
+                    other,
+                ));
             }
         }
         prompt.extend(said);
@@ -130,7 +136,8 @@ impl<R: Read> Read for Limited<'_, R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let read = self.reader.read(buffer)?;
         let left = self.left.get().checked_sub(read as u64);
-        self.left.set(left.ok_or_else(|| io::Error::other("a conversation has more than 64 MiB"))?);
+        self.left
+            .set(left.ok_or_else(|| io::Error::other("a conversation has more than 64 MiB"))?);
         Ok(read)
     }
 }

@@ -36,9 +36,16 @@ const TWO: &str = r#" [{"id": "a", "conversations": [
 fn conversations_become_sessions() {
     let (sessions, done) = said(TWO, &small()).unwrap();
     assert_eq!((done.sessions, done.left_out), (2, 1));
-    let [a, b] = sessions.as_slice() else { panic!("{sessions:?}") };
+    let [a, b] = sessions.as_slice() else {
+        panic!("{sessions:?}")
+    };
     assert_eq!((a.id.as_str(), b.start), ("0-a", Micros::from_secs(1)));
-    let lengths = |s: &Session| s.turns.iter().map(|t| (t.input_tokens, t.output_tokens)).collect::<Vec<_>>();
+    let lengths = |s: &Session| {
+        s.turns
+            .iter()
+            .map(|t| (t.input_tokens, t.output_tokens))
+            .collect::<Vec<_>>()
+    };
     assert_eq!(lengths(a), [(10, 3), (15, 1)]);
     assert_eq!(a.turns[1].at, Micros::from_millis(2_500));
     // Two full blocks stay; the partial one "89" is another once it has grown.
@@ -61,7 +68,10 @@ fn what_is_wrong_is_said_with_its_place() {
     assert_eq!(said(TWO, &first).unwrap().1.sessions, 1);
     let wrong = TWO.replace(r#""system""#, r#""narrator""#);
     let error = said(&wrong, &small()).unwrap_err().to_string();
-    assert!(error.contains("conversation 3") && error.contains("conversations[0].from"), "{error}");
+    assert!(
+        error.contains("conversation 3") && error.contains("conversations[0].from"),
+        "{error}"
+    );
     let cut = said(&TWO[..90], &small()).unwrap_err().to_string();
     assert!(cut.contains("line 2"), "{cut}");
     assert!(said("7", &small()).is_err());
@@ -77,8 +87,17 @@ const AUDIT: &str = r#"{"instance_id":"b","ts":103.5,"messages":[],"audit":{"pro
 fn audits_become_sessions() {
     let report = audit(AUDIT.as_bytes(), false).unwrap();
     assert_eq!(report.broken.iter().map(|b| b.line).collect::<Vec<_>>(), [5]);
-    let [a, b] = report.trace.sessions.as_slice() else { panic!("{report:?}") };
-    assert_eq!((a.turns[0].input_tokens, a.turns[0].output_tokens, a.turns[0].block_count()), (4, 128, 0));
+    let [a, b] = report.trace.sessions.as_slice() else {
+        panic!("{report:?}")
+    };
+    assert_eq!(
+        (
+            a.turns[0].input_tokens,
+            a.turns[0].output_tokens,
+            a.turns[0].block_count()
+        ),
+        (4, 128, 0)
+    );
     assert_eq!((b.id.as_str(), b.start), ("b", Micros::from_secs(1)));
     let inputs: Vec<u32> = b.turns.iter().map(|t| t.input_tokens).collect();
     assert_eq!(inputs, [50, 100, 48], "by time, not by line");

@@ -377,7 +377,10 @@ impl Sink for Collector {
         self.last = self.last.max(sent);
         let input = u64::from(turn.input_tokens);
         self.input.add(input);
-        let bin = INPUT_BINS.iter().zip(&mut self.bins).find(|((_, end), _)| input <= *end);
+        let bin = INPUT_BINS
+            .iter()
+            .zip(&mut self.bins)
+            .find(|((_, end), _)| input <= *end);
         if let Some((_, bin)) = bin {
             bin.add(input);
         }

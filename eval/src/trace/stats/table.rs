@@ -107,7 +107,11 @@ fn ideal(t: &mut String, cache: &IdealCache) -> fmt::Result {
         percent(cache.token_hit_rate)
     );
     line(t, "  hits", &hits)?;
-    line(t, "  from the turn before", &format!("{} of tokens", percent(cache.from_session)))?;
+    line(
+        t,
+        "  from the turn before",
+        &format!("{} of tokens", percent(cache.from_session)),
+    )?;
     let blocks = format!(
         "{}; {} different, {} in two prompts or more, {} in over ten",
         cache.blocks, cache.unique, cache.shared, cache.over_ten

@@ -19,13 +19,22 @@ fn mooncake_by_hand() {
     );
     assert_eq!((s.requests, s.sessions, s.multi_turn, s.pairs), (3, 2, 1, 1));
     assert!((s.span_s - 2.5).abs() < 1e-9 && (s.requests_per_s.unwrap() - 1.2).abs() < 1e-9);
-    assert_eq!(s.input_over[0], Over { limit: 1_000, requests: 3 });
+    assert_eq!(
+        s.input_over[0],
+        Over {
+            limit: 1_000,
+            requests: 3
+        }
+    );
     // The third prompt shares two blocks with the first, 1,024 tokens.
     let append = s.append.unwrap();
     assert_eq!((append.count, append.mean), (1, 976.0));
     assert!((s.append_generated.unwrap() - 100.0 / 976.0).abs() < 1e-12);
     let cache = s.cache.unwrap();
-    assert_eq!((cache.blocks, cache.unique, cache.shared, cache.over_ten), (10, 7, 2, 0));
+    assert_eq!(
+        (cache.blocks, cache.unique, cache.shared, cache.over_ten),
+        (10, 7, 2, 0)
+    );
     assert!((cache.block_hit_rate - 0.3).abs() < 1e-12);
     assert!((cache.token_hit_rate - (512.0 + 1024.0) / 4200.0).abs() < 1e-12);
     assert!((cache.from_session - 1024.0 / 4200.0).abs() < 1e-12);
@@ -35,14 +44,20 @@ fn mooncake_by_hand() {
 }
 
 fn near(found: f64, expected: f64) {
-    assert!((found - expected).abs() <= 1e-3 * expected.abs().max(0.01), "{found} is not {expected}");
+    assert!(
+        (found - expected).abs() <= 1e-3 * expected.abs().max(0.01),
+        "{found} is not {expected}"
+    );
 }
 
 /// Against a Python script that expands every block id.
 #[test]
 fn the_sample_as_another_program_counts_it() {
     let s = stats(SAMPLE);
-    assert_eq!((s.requests, s.sessions, s.agents, s.resets, s.pairs), (2_705, 40, 0, 40, 2_665));
+    assert_eq!(
+        (s.requests, s.sessions, s.agents, s.resets, s.pairs),
+        (2_705, 40, 0, 40, 2_665)
+    );
     let figures = [
         (s.turns, [67.625, 46.5, 330.0]),
         (s.input, [110_301.161, 96_350.0, 819_909.0]),
