@@ -125,19 +125,19 @@ pub struct ConvertArgs {
     /// What the file is.
     #[arg(long, default_value = "trace")]
     from: From,
-    /// ShareGPT: only the first conversations.
+    /// `ShareGPT`: only the first conversations.
     #[arg(long, value_name = "N")]
     max_conversations: Option<usize>,
-    /// ShareGPT: seconds from one session's start to the next.
+    /// `ShareGPT`: seconds from one session's start to the next.
     #[arg(long, value_name = "SECONDS", default_value_t = 1.0)]
     stagger: f64,
-    /// ShareGPT: seconds from a request to the next one of its session.
+    /// `ShareGPT`: seconds from a request to the next one of its session.
     #[arg(long, value_name = "SECONDS", default_value_t = 2.5)]
     gap: f64,
-    /// ShareGPT: tokens per block.
+    /// `ShareGPT`: tokens per block.
     #[arg(long, value_name = "TOKENS", default_value_t = trace::PROTOTYPE_BLOCK_TOKENS)]
     block: u32,
-    /// ShareGPT: whose tokens to count; the model's that `make model` fetches without it.
+    /// `ShareGPT`: whose tokens to count; the model's that `make model` fetches without it.
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -149,7 +149,7 @@ pub struct ConvertArgs {
 enum From {
     /// A trace of any format that is read.
     Trace,
-    /// An audit log: lines with instance_id, ts, messages, audit.prompt_tokens and audit.completion_tokens.
+    /// An audit log: lines with `instance_id`, `ts`, `messages`, `audit.prompt_tokens` and `audit.completion_tokens`.
     Audit,
     /// Conversations with their text, a JSON list or one a line.
     Sharegpt,
@@ -168,8 +168,8 @@ impl Out {
     fn write<T>(&self, fill: impl FnOnce(&mut dyn Write) -> anyhow::Result<T>) -> anyhow::Result<T> {
         let mut writer: Box<dyn Write> = match &self.out {
             Some(path) => {
-                let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-                Box::new(BufWriter::new(file))
+                let created = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+                Box::new(BufWriter::new(created))
             }
             None => Box::new(BufWriter::new(std::io::stdout().lock())),
         };

@@ -36,7 +36,7 @@ pub enum Synth {
         #[command(flatten)]
         common: Common<10_000>,
     },
-    /// Short chats (ShareGPT).
+    /// Short chats (`ShareGPT`).
     Sharegpt {
         #[command(flatten)]
         common: Common<200>,

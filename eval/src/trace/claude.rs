@@ -119,12 +119,8 @@ impl Reader {
             }
         }
         self.seen.insert(session.id.clone());
-        for mut session in std::iter::once(session).chain(agents) {
-            let turns = std::mem::take(&mut session.turns);
-            sink.session(session);
-            for turn in turns {
-                sink.turn(self.sessions, turn);
-            }
+        for session in std::iter::once(session).chain(agents) {
+            sink.whole(self.sessions, session);
             self.sessions += 1;
         }
         Ok(())

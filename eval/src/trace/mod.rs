@@ -139,6 +139,14 @@ pub trait Sink {
     fn session(&mut self, session: Session);
     /// The next turn of session `number`.
     fn turn(&mut self, number: usize, turn: Turn);
+    /// A whole session, which is number `number`.
+    fn whole(&mut self, number: usize, mut session: Session) {
+        let turns = std::mem::take(&mut session.turns);
+        self.session(session);
+        for turn in turns {
+            self.turn(number, turn);
+        }
+    }
 }
 
 impl Sink for Trace {

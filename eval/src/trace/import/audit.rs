@@ -69,19 +69,14 @@ fn request(text: &str) -> Result<(String, Request), LineError> {
     let value: Value = serde_json::from_str(text).map_err(|e| LineError::Json { message: e.to_string() })?;
     let fields = Fields::new(&value, String::new())?;
     let instance = fields.text("instance_id")?.to_owned();
-    let input = match count(fields.get("audit"), "prompt_tokens")? {
-        Some(input) => input,
-        None => {
-            let letters: usize = fields
-                .list("messages")?
-                .iter()
-                .filter_map(|m| m.get("content"))
-                .map(characters)
-                .sum();
-            u32::try_from(letters / CHARS_PER_TOKEN)
-                .unwrap_or(MAX_TOKENS)
-                .min(MAX_TOKENS)
-        }
+    let input = if let Some(input) = count(fields.get("audit"), "prompt_tokens")? {
+        input
+    } else {
+        let contents = fields.list("messages")?.iter().filter_map(|m| m.get("content"));
+        let letters: usize = contents.map(characters).sum();
+        u32::try_from(letters / CHARS_PER_TOKEN)
+            .unwrap_or(MAX_TOKENS)
+            .min(MAX_TOKENS)
     };
     let output = count(fields.get("audit"), "completion_tokens")?.unwrap_or(OUTPUT_UNKNOWN);
     let at = time(&fields)?;

@@ -111,10 +111,8 @@ fn audits_become_sessions() {
 fn a_converted_trace_has_its_figures() {
     let (sessions, _) = said(TWO, &small()).unwrap();
     let mut collector = Collector::new(Vec::new());
-    for (number, mut session) in sessions.into_iter().enumerate() {
-        let turns = std::mem::take(&mut session.turns);
-        collector.session(session);
-        turns.into_iter().for_each(|turn| collector.turn(number, turn));
+    for (number, session) in sessions.into_iter().enumerate() {
+        collector.whole(number, session);
     }
     let stats = collector.finish();
     assert_eq!((stats.requests, stats.multi_turn), (3, 1));

@@ -6,7 +6,7 @@ use std::fmt::{self, Write as _};
 /// A number with as many digits as a reader can use.
 fn short(value: f64) -> String {
     match value.abs() {
-        v if v >= 1_000.0 || v == v.trunc() => format!("{value:.0}"),
+        v if v >= 1_000.0 || v.fract() <= 0.0 => format!("{value:.0}"),
         v if v >= 100.0 => format!("{value:.1}"),
         _ => format!("{value:.2}"),
     }

@@ -92,10 +92,10 @@ fn public_traces_as_their_notes_tell() {
     let file = |name: &str| std::fs::read_to_string(format!("{folder}/{name}")).unwrap();
     let mooncake = stats(&file("mooncake_fast25_conversation_trace.jsonl"));
     assert_eq!(mooncake.requests, 12_031);
-    assert_eq!(mooncake.span_s.round(), 3_537.0);
-    assert_eq!(mooncake.input.unwrap().mean.round(), 12_035.0);
-    assert_eq!(mooncake.input.unwrap().max, 126_195.0);
-    assert_eq!(mooncake.output.unwrap().mean.round(), 343.0);
+    assert!((mooncake.span_s - 3_537.0).abs() < 0.5);
+    assert!((mooncake.input.unwrap().mean - 12_035.0).abs() < 0.5);
+    assert!((mooncake.input.unwrap().max - 126_195.0).abs() < 0.5);
+    assert!((mooncake.output.unwrap().mean - 343.0).abs() < 0.5);
     let cache = mooncake.cache.unwrap();
     assert_eq!(cache.unique, 182_790);
     // The notes' 37.36 % is of tokens; of blocks it is what NVIDIA Dynamo prints for this file.
