@@ -4,7 +4,9 @@ use crate::lease::Keeper;
 use crate::router::{Router, RouterConfig};
 use crate::sessions::{ROUTER, SESSIONS, Sessions, SessionsConfig};
 use crate::shell::{self, Context, Envelope};
+use pinion_core::plan::Costs;
 use pinion_schemas::Epoch;
+use pinion_schemas::limits::DIRECT_APPEND_TOKENS_MAX;
 use ractor::ActorRef;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -32,7 +34,13 @@ impl Control {
         let sessions = SessionsConfig {
             cluster: config.cluster.clone(),
             control: config.control.clone(),
-            page_tokens: config.page_tokens,
+            costs: Costs {
+                page_tokens: config.page_tokens,
+                page_bytes: config.page_bytes,
+                prefill_tokens_per_s: config.prefill_tokens_per_s,
+                link_bytes_per_s: config.link_bytes_per_s,
+                direct_append_tokens_max: DIRECT_APPEND_TOKENS_MAX,
+            },
             birth,
             backups: config.backups,
         };

@@ -4,6 +4,7 @@
 //! ([`pinion_core::admit`]) decides, and the answer goes back in the same exchange: `Started`, `Permit`, `PermitQueued` or
 //! `Reject`. Tokens go to the turn's stream (the gateway) and to the session's owner, which needs them for a fail-over.
 
+mod moves;
 mod pages;
 mod run;
 mod sync;
@@ -12,11 +13,12 @@ use crate::effect::{Effect, Effects, Input, Role};
 use crate::engine::{Engine, EngineOutput};
 use crate::feed::ResidencyFeed;
 use crate::grants::Keys;
+use moves::Moves;
 use pinion_bus::Message;
 use pinion_core::admit::{self, Admission, Fact};
 use pinion_core::pressure;
 use pinion_schemas::messages::{
-    Abort, Chunk, Completed, Heartbeat, Pages, PagesOffer, Probe, ProbeAck, Run, SnapshotAsk,
+    Abort, Chunk, Completed, Heartbeat, Pages, PagesMove, PagesOffer, Probe, ProbeAck, Run, SnapshotAsk,
 };
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{
@@ -71,8 +73,8 @@ struct Turn {
     /// Tokens of it already in a `Chunk`.
     flushed: usize,
     submitted: bool,
-    /// The promise that its pages come under.
-    permit: Option<PermitId>,
+    /// The promise that its pages come under, and its end.
+    permit: Option<(PermitId, Micros)>,
     /// Slots that a prefill worker fills for it.
     grant: Option<u64>,
 }
@@ -103,6 +105,7 @@ pub struct Decode<E> {
     draining: bool,
     keys: Keys,
     syncs: Syncs,
+    moves: Moves,
 }
 
 #[derive(Serialize)]
@@ -145,6 +148,7 @@ impl<E: Engine> Decode<E> {
             feed: ResidencyFeed::new(subject, config.worker.clone(), config.epoch),
             keys: Keys::new(config.secret),
             syncs: Syncs::new(config.link),
+            moves: Moves::new(&subjects, config.link),
             subjects,
             config,
             engine,
@@ -172,6 +176,7 @@ impl<E: Engine> Decode<E> {
                 Abort(abort) => self.on_abort(now, &abort, out),
                 PagesOffer(offer) => self.on_offer(now, &offer, message, out),
                 Pages(pages) => self.on_pages(now, &pages, message, out),
+                PagesMove(wanted) => self.on_move(now, wanted, message, out),
                 Probe(probe) => out.respond(message, &ProbeAck { nonce: probe.nonce, epoch: self.config.epoch }),
                 SnapshotAsk(ask) => self.feed.answer(&self.engine, &ask, message, out),
             }),
@@ -186,6 +191,7 @@ impl<E: Engine> Decode<E> {
         if known {
             self.end(now, abort.request, out);
         }
+        self.moves.abort(now, abort);
     }
 
     /// Forgets a turn and frees what it holds.
@@ -367,13 +373,16 @@ impl<E: Engine> Role for Decode<E> {
     fn handle(&mut self, now: Micros, input: Input, out: &mut Effects) {
         match input {
             Input::Message(message) => self.on_message(now, &message, out),
+            Input::Reply { token, result } if self.moves.asked(token) => self.on_move_reply(now, token, result, out),
             Input::Reply { token, result } => self.on_sync_reply(now, token, result, out),
+            Input::Sent { token, result } if self.moves.asked(token) => self.on_move_sent(now, token, result, out),
             Input::Sent { token, result } => self.on_sync_sent(now, token, result, out),
             Input::Local(_) | Input::Got { .. } | Input::Tick => {}
         }
         while let Some(token) = self.syncs.link.take_done(now) {
             self.on_sync_sent(now, token, Ok(()), out);
         }
+        self.advance_moves(now, out);
         self.advance(now, out);
         if self.ledger.next_deadline().is_some_and(|at| at <= now) {
             self.step(now, Fact::Tick, None, out);
@@ -388,6 +397,7 @@ impl<E: Engine> Role for Decode<E> {
             self.engine.next_wakeup(),
             self.ledger.next_deadline(),
             self.syncs.link.next_done(),
+            self.moves.next_deadline(),
             Some(self.next_heartbeat),
         ]
         .into_iter()

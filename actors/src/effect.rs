@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use pinion_bus::{BusError, Message};
+use pinion_core::plan::Source;
 use pinion_core::session::Ranking;
 use pinion_schemas::subject::Subject;
 use pinion_schemas::wire::{self, Schema};
@@ -115,7 +116,9 @@ pub struct RouteAnswer {
     /// Decode workers, best first, and what bounds the moves between them.
     pub decode: Ranking,
     /// Prefill workers, best first.
-    pub prefill: Vec<WorkerId>,
+    pub prefill: Vec<Source>,
+    /// Decode workers with pages of the session, the longest part first. One that drains is among them.
+    pub holders: Vec<Source>,
 }
 
 /// Something an actor wants done.

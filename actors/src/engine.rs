@@ -67,6 +67,8 @@ pub trait Engine: Send + 'static {
     fn page_bytes(&self) -> u64;
     /// Pages of the pool.
     fn pool_pages(&self) -> u64;
+    /// Pages that nothing is in.
+    fn free_pages(&self) -> u64;
     /// Takes a turn. Returns the prompt tokens found in cache.
     ///
     /// # Errors
@@ -85,6 +87,10 @@ pub trait Engine: Send + 'static {
     fn resident(&self, chain: &[PageHash]) -> usize;
     /// All resident pages.
     fn pages(&self) -> Vec<PageHash>;
+    /// Whether its pages have bytes, which move over the transfer plane. Those of a simulated engine have none.
+    fn has_bytes(&self) -> bool {
+        false
+    }
     /// Leading pages of the chain with what they hold.
     fn export(&self, chain: &[PageHash]) -> Vec<MovedPage>;
     /// Adds pages behind `parent`. Returns how many were new.

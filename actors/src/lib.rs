@@ -12,6 +12,7 @@
 pub mod codec;
 pub mod control;
 pub mod decode;
+mod deliver;
 pub mod effect;
 pub mod engine;
 pub mod feed;

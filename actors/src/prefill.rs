@@ -1,24 +1,24 @@
 //! The prefill role: computes what a seed misses and sends its pages to the decode worker that promised room for them.
 //!
-//! A seed is queued, computed, moved, acknowledged. It ends by `SeedDone` or `LegFailed` to the session's owner, by `Abort`, or
+//! A seed is queued, computed and moved; its pages leave as they are computed. It ends by `SeedDone` or `LegFailed` to the session's owner, by `Abort`, or
 //! at its deadline; whatever the end, nothing stays locked: the pages remain as evictable backup.
 
 mod pages;
 mod sync;
 
 use crate::decode::HEARTBEAT;
+use crate::deliver::Deliveries;
 use crate::effect::{Effect, Effects, Input, Role};
 use crate::engine::{Engine, EngineError, EngineOutput, Job};
 use crate::feed::ResidencyFeed;
 use crate::grants::Keys;
 use pinion_bus::Message;
 use pinion_schemas::messages::{
-    Abort, Accepted, Heartbeat, LegFailed, Pages, Probe, ProbeAck, Seed, SnapshotAsk, SyncCommit, SyncOffer,
+    Abort, Accepted, Heartbeat, LegFailed, Probe, ProbeAck, Seed, SnapshotAsk, SyncCommit, SyncOffer,
 };
 use pinion_schemas::subject::{Kind, Subjects};
 use pinion_schemas::{AbortReason, ClusterId, Epoch, Micros, RequestId, SessionId, WorkerId};
-use pinion_transfer::PageRef;
-use pinion_transfer::sim::{Link, LinkModel};
+use pinion_transfer::sim::LinkModel;
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -44,36 +44,17 @@ pub struct PrefillConfig {
 
 enum Stage {
     Queued,
-    Computing {
-        cached: u64,
-    },
-    /// On the simulated link, or waiting for it.
-    Moving {
-        pages: Pages,
-        computed: u32,
-    },
-    /// The D is asked for slots.
-    Offering {
-        pages: Pages,
-        bytes: Vec<PageRef>,
-        computed: u32,
-    },
-    /// On the transfer plane.
-    Sending {
-        pages: Pages,
-        computed: u32,
-    },
-    Acking {
-        computed: u32,
-    },
+    /// What is computed moves already.
+    Computing,
+    Moving,
 }
 
 struct Work {
     seed: Seed,
     deadline: Micros,
     stage: Stage,
-    /// Number of the request or transfer whose end it waits for.
-    awaits: u64,
+    /// Tokens that were not in cache.
+    computed: u32,
 }
 
 impl Work {
@@ -92,13 +73,10 @@ pub struct Prefill<E> {
     feed: ResidencyFeed,
     work: BTreeMap<RequestId, Work>,
     queue: VecDeque<RequestId>,
-    link: Link<RequestId>,
+    deliveries: Deliveries,
     keys: Keys,
     /// Slots that are being filled with backups.
     backups: sync::Backups,
-    /// Requests and transfers under way.
-    asked: BTreeMap<u64, RequestId>,
-    next_token: u64,
     next_heartbeat: Micros,
 }
 
@@ -132,7 +110,7 @@ impl<E: Engine> Prefill<E> {
             .to_owned();
         Self {
             feed: ResidencyFeed::new(subject, config.worker.clone(), config.epoch),
-            link: Link::new(config.link),
+            deliveries: Deliveries::new(subjects.clone(), config.link, 0),
             keys: Keys::new(config.secret),
             backups: sync::Backups::default(),
             subjects,
@@ -140,8 +118,6 @@ impl<E: Engine> Prefill<E> {
             engine,
             work: BTreeMap::new(),
             queue: VecDeque::new(),
-            asked: BTreeMap::new(),
-            next_token: 0,
             next_heartbeat: Micros::ZERO,
         }
     }
@@ -209,7 +185,7 @@ impl<E: Engine> Prefill<E> {
                 seed,
                 deadline,
                 stage: Stage::Queued,
-                awaits: 0,
+                computed: 0,
             },
         );
         self.queue.push_back(request);
@@ -231,7 +207,11 @@ impl<E: Engine> Prefill<E> {
                 tenant: work.seed.tenant.clone(),
             };
             match self.engine.submit(now, job) {
-                Ok(cached) => work.stage = Stage::Computing { cached },
+                Ok(cached) => {
+                    work.stage = Stage::Computing;
+                    work.computed = (work.seed.tokens.len() as u32).saturating_sub(cached as u32);
+                    self.begin(now, request, out);
+                }
                 // Others' turns, grants and pages on their way end soon; the heartbeat looks again.
                 Err(EngineError::NoRoom(_)) if work.fits(&self.engine) => return,
                 Err(error) => {
@@ -245,13 +225,13 @@ impl<E: Engine> Prefill<E> {
 
     fn drop_seed(&mut self, now: Micros, request: RequestId) {
         self.engine.cancel(request);
-        self.link.cancel(now, &request);
+        self.deliveries.cancel(now, request);
         self.work.remove(&request);
     }
 
     fn fail(&mut self, now: Micros, request: RequestId, reason: AbortReason, out: &mut Effects) {
         self.engine.cancel(request);
-        self.link.cancel(now, &request);
+        self.deliveries.cancel(now, request);
         if let Some(work) = self.work.remove(&request) {
             out.publish(
                 work.seed.notify,
@@ -265,20 +245,25 @@ impl<E: Engine> Prefill<E> {
     }
 
     fn advance(&mut self, now: Micros, out: &mut Effects) {
+        let mut stored = false;
         for output in self.engine.advance(now) {
             self.feed.take(&output, out);
-            let EngineOutput::Finished { request, ok, .. } = output else {
-                continue;
-            };
-            if ok {
-                self.computed(now, request, out);
-            } else {
-                self.fail(now, request, AbortReason::EngineFailed, out);
+            match output {
+                EngineOutput::Finished { request, ok: true, .. } => self.computed(now, request, out),
+                EngineOutput::Finished { request, ok: false, .. } => {
+                    self.fail(now, request, AbortReason::EngineFailed, out);
+                }
+                EngineOutput::Stored(_) => stored = true,
+                EngineOutput::Token(..) | EngineOutput::Evicted(_) => {}
             }
         }
         self.feed.flush(out);
-        while let Some(request) = self.link.take_done(now) {
-            self.commit(now, request, out);
+        if stored {
+            self.hand_over(now, out);
+        }
+        while let Some(request) = self.deliveries.take_passed(now) {
+            let delivered = self.deliveries.advance(now, &self.engine, request, false, out);
+            self.delivered(now, delivered, out);
         }
         let late: Vec<RequestId> = self
             .work
@@ -329,9 +314,8 @@ impl<E: Engine> Prefill<E> {
             tokens: w.seed.tokens.len(),
             stage: match w.stage {
                 Stage::Queued => "queued",
-                Stage::Computing { .. } => "computing",
-                Stage::Moving { .. } | Stage::Offering { .. } | Stage::Sending { .. } => "moving",
-                Stage::Acking { .. } => "acking",
+                Stage::Computing => "computing",
+                Stage::Moving => "moving",
             },
         });
         View {
@@ -359,8 +343,14 @@ impl<E: Engine> Role for Prefill<E> {
     fn handle(&mut self, now: Micros, input: Input, out: &mut Effects) {
         match input {
             Input::Message(message) => self.on_message(now, &message, out),
-            Input::Reply { token, result } => self.on_reply(now, token, result, out),
-            Input::Sent { token, result } => self.on_sent(now, token, result, out),
+            Input::Reply { token, result } => {
+                let delivered = self.deliveries.on_reply(now, &self.engine, token, result, out);
+                self.delivered(now, delivered, out);
+            }
+            Input::Sent { token, result } => {
+                let delivered = self.deliveries.on_sent(now, &self.engine, token, result, out);
+                self.delivered(now, delivered, out);
+            }
             Input::Local(_) | Input::Got { .. } | Input::Tick => {}
         }
         self.advance(now, out);
@@ -372,7 +362,7 @@ impl<E: Engine> Role for Prefill<E> {
     fn next_deadline(&self) -> Option<Micros> {
         let seeds = self.work.values().map(|w| w.deadline);
         seeds
-            .chain(self.link.next_done())
+            .chain(self.deliveries.next_done())
             .chain(self.engine.next_wakeup())
             .chain([self.next_heartbeat])
             .min()

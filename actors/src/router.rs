@@ -9,6 +9,7 @@ use crate::effect::{Effect, Effects, Input, Local, Role, RouteAnswer, RouteAsk, 
 use crate::sessions::SESSIONS;
 use pinion_bus::{BusError, Message};
 use pinion_core::peer::{self, Peers};
+use pinion_core::plan::Source;
 use pinion_core::pressure::Pauses;
 use pinion_core::residency::{Applied, Residency};
 use pinion_core::route::{self, Candidate};
@@ -29,6 +30,8 @@ const LOOK: Micros = Micros::from_millis(250);
 const PROBE_PATIENCE: Micros = Micros::from_millis(500);
 /// How long a part of a snapshot may take.
 const SNAPSHOT_PATIENCE: Micros = Micros::from_millis(1_000);
+/// Decode workers told of that have pages of a session: the one it leaves, and those it was on before.
+const HOLDERS_MAX: usize = 4;
 /// A worker silent for so long is forgotten altogether.
 const FORGET: Micros = Micros::from_secs(600);
 
@@ -332,7 +335,7 @@ impl Router {
         self.decisions += 1;
         // By name, as the workers are.
         let overlaps = self.index.longest_prefixes(&ask.chain);
-        let (mut along_decode, mut along_prefill) = (Along(&overlaps), Along(&overlaps));
+        let [mut along_decode, mut along_prefill, mut along_holders] = [&overlaps; 3].map(|o| Along(o));
         let rejects = |name: &WorkerId| ask.rejects.iter().find(|(w, _)| w == name).map_or(0, |(_, n)| *n);
         let usable = |w: &&(&WorkerId, &Worker)| w.1.alive && !w.1.draining;
         let of_kind = |kind: Kind| self.workers.iter().filter(move |(_, w)| w.kind == kind);
@@ -378,16 +381,28 @@ impl Router {
             workers: of_kind(Kind::Decode).count(),
             rejects_max: self.config.route.rejects_max,
         };
-        let mut prefill: Vec<(u64, WorkerId)> = of_kind(Kind::Prefill)
-            .filter(|w| usable(&w))
-            .map(|(name, w)| {
-                // Tokens until the seed could be done: what waits, and what of the chain is not there (digest R10, G2).
-                let held = u64::from(along_prefill.of(name)) * u64::from(self.config.page_tokens);
-                (w.queued_tokens + ask.context_tokens.saturating_sub(held), name.clone())
-            })
+        let source = |(name, w): (&WorkerId, &Worker), held_pages| Source {
+            worker: name.clone(),
+            held_pages,
+            queued_tokens: w.queued_tokens,
+        };
+        let prefill = of_kind(Kind::Prefill).filter(|w| usable(&w));
+        let mut prefill: Vec<Source> = prefill.map(|w| source(w, along_prefill.of(w.0))).collect();
+        // Tokens until the seed could be done: what waits, and what of the chain is not there (digest R10, G2).
+        prefill.sort_by_key(|s| {
+            let held = u64::from(s.held_pages) * u64::from(self.config.page_tokens);
+            (
+                s.queued_tokens + ask.context_tokens.saturating_sub(held),
+                s.worker.clone(),
+            )
+        });
+        let alive = of_kind(Kind::Decode).filter(|(_, w)| w.alive);
+        let mut holders: Vec<Source> = alive
+            .map(|w| source(w, along_holders.of(w.0)))
+            .filter(|s| s.held_pages > 0)
             .collect();
-        prefill.sort();
-        let prefill = prefill.into_iter().map(|(_, name)| name).collect();
+        holders.sort_by_key(|s| std::cmp::Reverse(s.held_pages));
+        holders.truncate(HOLDERS_MAX);
         let (session, request, attempt) = (ask.session.clone(), ask.request, ask.attempt);
         out.tell(
             ask.from.clone(),
@@ -397,6 +412,7 @@ impl Router {
                 attempt,
                 decode,
                 prefill,
+                holders,
             }),
         );
     }

@@ -6,11 +6,13 @@
 mod acts;
 mod answers;
 mod reports;
+mod seed;
 mod view;
 
 use crate::effect::{Effect, Effects, Input, Local, Role, RouteAnswer};
 use answers::Answers;
 use pinion_bus::Message;
+use pinion_core::plan::{Costs, Source};
 use pinion_core::session::{self, Fact, Outcome, Session, Snapshot, TurnFact};
 use pinion_schemas::messages::{
     Accepted, Cancel, Chunk, Completed, Failed, LegFailed, Permit, PermitExpired, PermitQueued, Probe, ProbeAck,
@@ -49,8 +51,8 @@ pub struct SessionsConfig {
     pub cluster: ClusterId,
     /// The control node.
     pub control: WorkerId,
-    /// Tokens per page of the cluster's engines.
-    pub page_tokens: u32,
+    /// What moving and computing costs there.
+    pub costs: Costs,
     /// Which life of the node this is.
     pub birth: Epoch,
     /// Where pages are backed up.
@@ -76,10 +78,15 @@ struct Turn {
     deadline: Micros,
     chain: Arc<Vec<PageHash>>,
     answer: Vec<u32>,
-    prefill: Vec<WorkerId>,
-    /// Prefill workers that failed this turn.
-    bad_prefill: Vec<WorkerId>,
-    seeding_on: Option<WorkerId>,
+    /// Prefill workers, and decode workers that have pages of the session, best first.
+    prefill: Vec<Source>,
+    holders: Vec<Source>,
+    /// Those of them that failed this turn.
+    bad_sources: Vec<WorkerId>,
+    /// The one that sends the pages, while it does.
+    seeding_on: Option<(Kind, WorkerId)>,
+    /// The last one that did.
+    seeded_by: Option<WorkerId>,
     permit: Option<(Epoch, u32)>,
     /// The D that has the turn, and in which attempt: the router counts it as load until it is taken away here.
     asked: Option<(WorkerId, u64)>,
@@ -200,7 +207,7 @@ impl Sessions {
             return;
         }
         let namespace = [submit.tenant.as_deref()];
-        let chain = ChainHasher::new(self.config.page_tokens, &namespace).push(&submit.prompt);
+        let chain = ChainHasher::new(self.config.costs.page_tokens, &namespace).push(&submit.prompt);
         let deadline = now.plus(submit.time_left);
         let already_sent = submit.answer_so_far.len() as u32;
         let turn = session::Turn {
@@ -228,8 +235,10 @@ impl Sessions {
                 chain: Arc::new(chain),
                 answer,
                 prefill: Vec::new(),
-                bad_prefill: Vec::new(),
+                holders: Vec::new(),
+                bad_sources: Vec::new(),
                 seeding_on: None,
+                seeded_by: None,
                 permit: None,
                 asked: None,
                 end: None,
@@ -373,10 +382,11 @@ impl Sessions {
                 attempt,
                 decode,
                 prefill,
+                holders,
                 ..
             }) => {
                 if let Some(turn) = self.turns.get_mut(&request) {
-                    turn.prefill = prefill;
+                    (turn.prefill, turn.holders) = (prefill, holders);
                 }
                 self.fact(now, request, attempt, TurnFact::Ranked(decode), out);
             }
@@ -403,7 +413,7 @@ impl Sessions {
                 (
                     *request,
                     t.submit.session.clone(),
-                    t.seeding_on.as_ref() == Some(worker),
+                    t.seeding_on.as_ref().is_some_and(|(_, source)| source == worker),
                 )
             })
             .collect();
@@ -411,11 +421,10 @@ impl Sessions {
             if seeding {
                 let attempt = self.held.get(&session).and_then(|e| e.machine.attempt(request));
                 if let Some(attempt) = attempt {
-                    self.prefill_lost(now, request, attempt, out);
+                    self.source_lost(now, request, attempt, out);
                 }
-            } else {
-                self.step(now, &session, Fact::WorkerLost(worker.clone()), out);
             }
+            self.step(now, &session, Fact::WorkerLost(worker.clone()), out);
         }
     }
 

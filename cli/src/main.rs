@@ -5,6 +5,7 @@ mod inspect;
 mod model;
 mod replay;
 mod roles;
+mod trace;
 mod up;
 
 use anyhow::bail;
@@ -89,6 +90,9 @@ enum Command {
     },
     /// Replay a trace against a running gateway.
     Replay(replay::ReplayArgs),
+    /// Look at traces, sample, convert and make them up.
+    #[command(subcommand)]
+    Trace(trace::TraceCommand),
     /// Print the configuration in force.
     Config,
 }
@@ -242,6 +246,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Worker(command) => worker(Tools::new(config), command)?,
         Command::Events { seconds } => Tools::new(config).events(None, seconds)?,
         Command::Replay(arguments) => return replay::run(&config, arguments),
+        Command::Trace(command) => trace::run(command, &config)?,
         Command::Config => print!("{}", toml::to_string_pretty(&config)?),
     }
     Ok(ExitCode::SUCCESS)

@@ -2,13 +2,13 @@
 
 use crate::config::Config;
 use crate::model::Served;
+use crate::trace::{open_trace, tell_broken};
 use anyhow::{Context as _, bail};
 use clap::Args;
 use pinion_eval::replay::{PromptMode, ReplayOptions, bar, replay, write_jsonl};
+use pinion_eval::trace::read;
 use pinion_eval::trace::tokens::Vocab;
-use pinion_eval::trace::{Format, detect, read};
 use std::fs::File;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -70,22 +70,9 @@ fn seconds(name: &str, value: f64) -> anyhow::Result<Duration> {
 /// Replays, prints, and says by the exit code whether turns failed.
 pub fn run(config: &Config, arguments: ReplayArgs) -> anyhow::Result<ExitCode> {
     let path = &arguments.trace;
-    let open = || {
-        File::open(path)
-            .map(BufReader::new)
-            .with_context(|| format!("cannot read {}", path.display()))
-    };
-    let mut first = String::new();
-    open()?
-        .read_line(&mut first)
-        .with_context(|| format!("{} is not text", path.display()))?;
-    let Some(format): Option<Format> = detect(&first) else {
-        bail!("{}: the first line is of no known trace format", path.display());
-    };
-    let report = read(open()?, format, arguments.strict)?;
-    for broken in &report.broken {
-        eprintln!("{}:{}: {}", path.display(), broken.line, broken.error);
-    }
+    let (format, reader) = open_trace(path)?;
+    let report = read(reader, format, arguments.strict).with_context(|| path.display().to_string())?;
+    tell_broken(path, &report.broken);
     let model = Served::open(config)?;
     // Ids from 256 on, so that no trace token is a byte of text to the simulated tokenizer, or a control token of a model.
     let vocab = Vocab {

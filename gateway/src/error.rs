@@ -89,6 +89,7 @@ impl ApiError {
             AbortReason::PartnerFailed
             | AbortReason::DecodeLost
             | AbortReason::PrefillLost
+            | AbortReason::SourceLost
             | AbortReason::TransferFailed
             | AbortReason::Superseded
             | AbortReason::RetriesSpent => Self::unavailable(

@@ -458,6 +458,28 @@ messages! {
         /// Where they go.
         slots: Slots,
     }
+    /// Session actor to a decode actor that has pages of the session: send these to another one. Answered by [`Accepted`] or
+    /// [`LegFailed`]; it ends with [`SeedDone`] or [`LegFailed`].
+    35 / 1 PagesMove {
+        /// The client's request.
+        request: RequestId,
+        /// Attempt of the turn.
+        attempt: u64,
+        /// Decode worker the pages go to.
+        decode: WorkerId,
+        /// Epoch of that worker.
+        decode_epoch: Epoch,
+        /// The promise that covers them.
+        permit: PermitId,
+        /// Page in front of the first one, if there is one.
+        parent: Option<PageHash>,
+        /// Names, in order of the chain.
+        names: Vec<PageHash>,
+        /// Time left until the move is given up.
+        time_left: Micros,
+        /// Subject for what the owner must know.
+        notify: String,
+    }
     /// Decode actor to prefill actor: the pages of a sync have been sent; these they are. Answered by [`SyncAck`].
     34 / 1 SyncCommit {
         /// The session.

@@ -155,6 +155,8 @@ labelled!(
         DecodeLost = "decode-lost",
         /// The prefill worker died or stopped answering.
         PrefillLost = "prefill-lost",
+        /// The worker that was to send the session's pages does not have them any more.
+        SourceLost = "source-lost",
         /// Pages did not arrive or did not match their digest.
         TransferFailed = "transfer-failed",
         /// A newer owner took over.

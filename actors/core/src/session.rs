@@ -224,8 +224,9 @@ impl Session {
     fn fail_over(&mut self, now: Micros, reason: AbortReason, out: &mut Vec<Action>) {
         let Some(active) = self.active.as_mut() else { return };
         active.abort(reason, out);
-        // A prefill leg that died says nothing about the D. And one failure does not make a D lost: the router says that.
-        if let Some(worker) = active.state.worker().filter(|_| reason != AbortReason::PrefillLost)
+        let of_source = matches!(reason, AbortReason::PrefillLost | AbortReason::SourceLost);
+        // A leg that died where pages come from says nothing about the D. And one failure does not make a D lost: the router says that.
+        if let Some(worker) = active.state.worker().filter(|_| !of_source)
             && !active.avoid.contains(worker)
         {
             active.avoid.push(worker.clone());

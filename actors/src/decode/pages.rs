@@ -1,12 +1,12 @@
 //! Pages of a seed come in: where their bytes may go, and what becomes of them.
 //!
-//! A prefill worker offers, is granted slots that its permit covers, fills them over the transfer plane, and says which pages they
+//! A prefill worker, or a decode worker that has them, offers, is granted slots that its permit covers, fills them over the transfer plane, and says which pages they
 //! are. The simulated engine's pages have no bytes: they come with the last message alone.
 
 use super::Decode;
 use crate::effect::Effects;
 use crate::engine::{Engine, EngineError};
-use crate::grants::{self, GRANT_TTL};
+use crate::grants;
 use pinion_bus::Message;
 use pinion_core::admit::Fact;
 use pinion_schemas::messages::{Pages, PagesAck, PagesGrant, PagesOffer, Reject};
@@ -18,7 +18,8 @@ impl<E: Engine> Decode<E> {
             return;
         };
         // Asked again: what an earlier attempt has brought may be half of it, and nobody will say which half.
-        if let Some(old) = turn.grant.take() {
+        let (old, until) = (turn.grant.take(), turn.permit.map_or(now, |(_, until)| until));
+        if let Some(old) = old {
             self.engine.end_grant(old);
         }
         let resident = self
@@ -29,7 +30,7 @@ impl<E: Engine> Decode<E> {
             self.engine.touch(tip);
         }
         let key = self.keys.draw();
-        match self.engine.grant(offer.pages, key, now.plus(GRANT_TTL)) {
+        match self.engine.grant(offer.pages, key, until) {
             Ok(grant) => {
                 if let Some(turn) = self.turns.get_mut(&offer.request) {
                     turn.grant = Some(grant.id);
@@ -81,7 +82,7 @@ impl<E: Engine> Decode<E> {
         message: &Message,
         out: &mut Effects,
     ) -> Option<&mut super::Turn> {
-        let promised = |t: &&mut super::Turn| t.permit == Some(permit) && !t.submitted;
+        let promised = |t: &&mut super::Turn| t.permit.is_some_and(|(p, _)| p == permit) && !t.submitted;
         let turn = self.turns.get_mut(&request).filter(promised);
         let turn = turn.filter(|_| epoch == self.config.epoch);
         if turn.is_none() {

@@ -175,7 +175,7 @@ impl<E: Engine> Decode<E> {
                     if self
                         .turns
                         .get(&request)
-                        .is_some_and(|t| t.permit.is_some_and(|p| p != permit))
+                        .is_some_and(|t| t.permit.is_some_and(|(p, _)| p != permit))
                     {
                         continue;
                     }
@@ -233,7 +233,7 @@ impl<E: Engine> Decode<E> {
                 }
             }
             Decision::Permit { permit, expires } => {
-                turn.permit = Some(permit);
+                turn.permit = Some((permit, expires));
                 turn.path = if turn.run.turn == TurnIndex(0) {
                     Path::Seed
                 } else {

@@ -12,8 +12,9 @@ use std::collections::BTreeMap;
 
 /// With more seeds waiting than this no backup is taken: they want the link and the pages.
 const SEEDS_WAITING_MAX: usize = 8;
-/// The part of the pool that may be set aside for backups on their way: seeds need the rest.
-const POOL_PART: u64 = 2;
+/// The part of the pool that one backup may take from what is there, and all on their way together from seeds: a session that comes
+/// whole, because its front was evicted, would in a small pool cost others theirs, and be evicted for them in turn.
+const POOL_PART: u64 = 16;
 
 /// Slots granted to backups, by session: (grant, pages, end).
 pub(super) type Backups = BTreeMap<SessionId, (u64, u64, Micros)>;
@@ -58,7 +59,7 @@ impl<E: Engine> Prefill<E> {
         self.end_backup(session);
         self.backups.retain(|_, (.., end)| *end > now);
         let taken: u64 = self.backups.values().map(|(_, pages, _)| pages).sum();
-        if taken + u64::from(pages) > self.engine.pool_pages() / POOL_PART {
+        if taken + u64::from(pages) > self.engine.free_pages() + self.engine.pool_pages() / POOL_PART {
             return Err(RejectReason::NoSpace);
         }
         let end = now.plus(GRANT_TTL);

@@ -5,11 +5,11 @@ use super::{ANSWER_PATIENCE, Asked, Pending, RETRY_AFTER_MILLIS, ROUTER, SESSION
 use crate::effect::{Body, Effect, Effects, Local, RouteAsk, Tried};
 use bytes::Bytes;
 use pinion_core::session::{Action, Outcome, TurnFact};
-use pinion_schemas::messages::{Abort, Completed, Failed, Run, Seed};
+use pinion_schemas::messages::{Abort, Completed, Failed, Run};
 use pinion_schemas::subject::Kind;
 use pinion_schemas::{
-    AbortReason, BackupTargets, Micros, MigrationReason, PermitId, RejectReason, RequestId, SeedReason, SessionId,
-    WorkerId, shard_of,
+    AbortReason, BackupTargets, Micros, MigrationReason, RejectReason, RequestId, SeedReason, SessionId, WorkerId,
+    shard_of,
 };
 
 /// Backups of one session at most: a fifth would cost more link than it saves prefill.
@@ -106,8 +106,8 @@ impl Sessions {
         out: &mut Effects,
     ) {
         self.send_abort(session, (request, attempt), reason, (Kind::Decode, worker), out);
-        if let Some(prefill) = self.turns.get_mut(&request).and_then(|t| t.seeding_on.take()) {
-            self.send_abort(session, (request, attempt), reason, (Kind::Prefill, &prefill), out);
+        if let Some((kind, source)) = self.turns.get_mut(&request).and_then(|t| t.seeding_on.take()) {
+            self.send_abort(session, (request, attempt), reason, (kind, &source), out);
         }
         self.left(request, attempt, Tried::Ended, out);
         let said = Said {
@@ -193,7 +193,7 @@ impl Sessions {
             class: turn.submit.class,
             tenant: turn.submit.tenant.clone(),
             time_left: turn.deadline.since(now),
-            prefix_pages: entry.machine.committed_tokens() / self.config.page_tokens.max(1),
+            prefix_pages: entry.machine.committed_tokens() / self.config.costs.page_tokens.max(1),
             pinned: entry.machine.pin() == Some(worker),
             prefix_changed: entry.machine.prefix_changed(&turn.chain),
             tokens: [&turn.submit.prompt[..], sent].concat(),
@@ -232,75 +232,20 @@ impl Sessions {
     /// Prefill workers that are to hold the session's pages too.
     fn backups(&self, session: &SessionId, turn: &super::Turn) -> Vec<WorkerId> {
         let last = self.held.get(session).and_then(|e| e.seeded_by.as_ref());
-        let known = |w: &&WorkerId| turn.prefill.contains(w);
-        let first = turn.prefill.first();
+        let all = turn.prefill.iter().map(|s| &s.worker);
+        let known = |w: &&WorkerId| all.clone().any(|known| known == *w);
+        let first = all.clone().next();
         match self.config.backups {
             BackupTargets::Off => Vec::new(),
             BackupTargets::LastPrefill => last.filter(known).or(first).cloned().into_iter().collect(),
             BackupTargets::RoundRobin => {
-                let mut all: Vec<&WorkerId> = turn.prefill.iter().collect();
+                let mut all: Vec<&WorkerId> = all.collect();
                 all.sort_unstable();
                 let dealt = usize::from(shard_of(session)).checked_rem(all.len());
                 dealt.map(|i| all[i].clone()).into_iter().collect()
             }
-            BackupTargets::Broadcast => turn.prefill.iter().take(BACKUPS_MAX).cloned().collect(),
+            BackupTargets::Broadcast => all.take(BACKUPS_MAX).cloned().collect(),
         }
-    }
-
-    fn ask_seed(
-        &mut self,
-        now: Micros,
-        session: &SessionId,
-        worker: &WorkerId,
-        (request, attempt): (RequestId, u64),
-        permit: PermitId,
-        out: &mut Effects,
-    ) {
-        let epoch = self.epoch_of(session);
-        let Some(turn) = self.turns.get_mut(&request) else {
-            return;
-        };
-        let healthy = turn.prefill.iter().find(|p| !turn.bad_prefill.contains(p));
-        // With every prefill worker tried, the first may be back; nothing is condemned for good.
-        let Some(prefill) = healthy.or(turn.prefill.first()).cloned() else {
-            let reason = AbortReason::PrefillLost;
-            return self.fact(now, request, attempt, TurnFact::LegFailed(reason), out);
-        };
-        let (decode_epoch, skip_pages) = turn.permit.unwrap_or_default();
-        let seed = Seed {
-            request,
-            attempt,
-            session: session.clone(),
-            epoch,
-            decode: worker.clone(),
-            decode_epoch,
-            permit,
-            tenant: turn.submit.tenant.clone(),
-            tokens: [&turn.submit.prompt[..], &turn.answer[..]].concat(),
-            skip_pages,
-            time_left: turn.deadline.since(now),
-            notify: self.notify.clone(),
-        };
-        turn.seeding_on = Some(prefill.clone());
-        if let Some(entry) = self.held.get_mut(session) {
-            entry.seeded_by = Some(prefill.clone());
-        }
-        let subject = self.subjects.worker(Kind::Prefill, &prefill, "seed");
-        let pending = Pending {
-            request,
-            attempt,
-            session: session.clone(),
-            asked: Asked::Seed {
-                worker: prefill.clone(),
-            },
-        };
-        self.ask(subject.into(), &seed, pending, out);
-        let said = Said {
-            request: Some(request),
-            worker: Some(&prefill),
-            ..Said::of("seeding")
-        };
-        self.say(now, session, said, out);
     }
 
     pub(super) fn finish(

@@ -39,8 +39,7 @@ impl Sessions {
         let Some(turn) = self.present(done.request, done.attempt) else {
             return;
         };
-        let session = turn.submit.session.clone();
-        let worker = self.held.get(&session).and_then(|e| e.seeded_by.clone());
+        let (session, worker) = (turn.submit.session.clone(), turn.seeded_by.clone());
         let said = Said {
             request: Some(done.request),
             worker: worker.as_ref(),
@@ -51,13 +50,13 @@ impl Sessions {
         self.say(now, &session, said, out);
     }
 
-    /// The promise has run out before the pages were there: that is the prefill worker's doing.
+    /// The promise has run out before the pages were there: that is the doing of who was to send them.
     pub(super) fn on_permit_expired(&mut self, now: Micros, expired: &PermitExpired, out: &mut Effects) {
-        self.prefill_lost(now, expired.request, expired.attempt, out);
+        self.source_lost(now, expired.request, expired.attempt, out);
     }
 
-    /// The leg on the prefill worker has failed, and nobody is there to say so.
-    pub(super) fn prefill_lost(&mut self, now: Micros, request: RequestId, attempt: u64, out: &mut Effects) {
+    /// The leg on the worker that sends pages has failed, and nobody is there to say so.
+    pub(super) fn source_lost(&mut self, now: Micros, request: RequestId, attempt: u64, out: &mut Effects) {
         let reason = AbortReason::PrefillLost;
         let failed = LegFailed {
             request,
@@ -111,8 +110,9 @@ impl Sessions {
     pub(super) fn on_leg_failed(&mut self, now: Micros, failed: &LegFailed, out: &mut Effects) {
         if let Some(turn) = self.present(failed.request, failed.attempt) {
             // It is told to stop when the machine aborts the attempt.
-            let of_prefill = failed.reason != AbortReason::DecodeLost;
-            turn.bad_prefill.extend(turn.seeding_on.clone().filter(|_| of_prefill));
+            let of_source = failed.reason != AbortReason::DecodeLost;
+            let source = turn.seeding_on.as_ref().filter(|_| of_source);
+            turn.bad_sources.extend(source.map(|(_, worker)| worker.clone()));
         }
         self.fact(
             now,
@@ -171,8 +171,8 @@ impl Sessions {
                 LegFailed(f) => self.on_leg_failed(now, &f, out),
             }),
             (Asked::Seed { worker }, Err(error)) => {
-                tracing::info!(%worker, %error, "prefill worker not reached");
-                self.prefill_lost(now, request, attempt, out);
+                tracing::info!(%worker, %error, "the worker that was to send pages is not reached");
+                self.source_lost(now, request, attempt, out);
             }
         }
     }

@@ -1,9 +1,13 @@
 //! Claude Code sessions: one session per line, sub-agents inside.
+//!
+//! Pinion writes this format too ([`super::write_session`]), with what else a trace may hold in fields that the public
+//! corpus does not have: `start` (s from the start of the trace, 0 if absent), `hash_id_scope` `"global"` (block ids mean
+//! the same in all such sessions), and `block_size` 0 where no blocks are known.
 
 use super::error::LineError;
 use super::fields::{Fields, invalid};
 use super::tokens::namespace_of;
-use super::{Session, Trace, Turn};
+use super::{Session, Sink, Turn};
 use pinion_schemas::Micros;
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -11,22 +15,30 @@ use std::collections::BTreeSet;
 #[derive(Default)]
 pub(super) struct Reader {
     seen: BTreeSet<String>,
+    /// Sessions and agents handed on.
+    sessions: usize,
+}
+
+fn time_or_zero(fields: &Fields<'_>, key: &str) -> Result<Micros, LineError> {
+    fields.get(key).map_or(Ok(Micros::ZERO), |_| fields.time(key, 1.0))
 }
 
 fn turn(fields: &Fields<'_>, block_tokens: u32) -> Result<Turn, LineError> {
     let input_tokens = fields.tokens("in")?;
     let blocks = fields.runs("hash_runs")?;
+    if block_tokens == 0 && !blocks.is_empty() {
+        return Err(invalid(
+            "block_size".to_owned(),
+            "1 token or more, as there are blocks",
+            "0",
+        ));
+    }
     fields.check_room("hash_runs", &blocks, input_tokens, block_tokens)?;
-    let think = if fields.get("think_time").is_some() {
-        fields.time("think_time", 1.0)?
-    } else {
-        Micros::ZERO
-    };
     Ok(Turn {
         input_tokens,
         output_tokens: fields.tokens("out")?,
         at: fields.time("t", 1.0)?,
-        think,
+        think: time_or_zero(fields, "think_time")?,
         blocks,
         block_tokens,
     })
@@ -67,7 +79,7 @@ fn agent(fields: &Fields<'_>, parent: &Session, block: u32, number: usize) -> Re
 }
 
 impl Reader {
-    pub(super) fn line(&mut self, value: &Value, trace: &mut Trace) -> Result<(), LineError> {
+    pub(super) fn line(&mut self, value: &Value, sink: &mut impl Sink) -> Result<(), LineError> {
         let fields = Fields::new(value, String::new())?;
         let id = fields.text("id")?.to_owned();
         if self.seen.contains(&id) {
@@ -77,13 +89,14 @@ impl Reader {
             });
         }
         let block = fields.tokens("block_size")?;
-        if block == 0 {
-            return Err(invalid("block_size".to_owned(), "1 token or more", "0"));
-        }
+        let namespace = match fields.get("hash_id_scope").and_then(Value::as_str) {
+            Some("global") => 0,
+            _ => namespace_of(&id),
+        };
         let mut session = Session {
-            namespace: namespace_of(&id),
+            namespace,
             id,
-            start: Micros::ZERO,
+            start: time_or_zero(&fields, "start")?,
             turns: Vec::new(),
             head_tokens: head(&fields)?,
             parent: None,
@@ -106,8 +119,10 @@ impl Reader {
             }
         }
         self.seen.insert(session.id.clone());
-        trace.sessions.push(session);
-        trace.sessions.append(&mut agents);
+        for session in std::iter::once(session).chain(agents) {
+            sink.whole(self.sessions, session);
+            self.sessions += 1;
+        }
         Ok(())
     }
 }

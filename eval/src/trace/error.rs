@@ -91,6 +91,24 @@ pub enum ReadError {
         /// The failure.
         source: std::io::Error,
     },
+    /// The first line is of no known format.
+    #[error(
+        "the first line is of no known trace format; convert audit logs and ShareGPT files with `pinion trace convert`, \
+         decompress what is compressed"
+    )]
+    UnknownFormat,
+    /// More lines than [`super::MAX_LINES`].
+    #[error("the trace has more than {} lines; split it", super::MAX_LINES)]
+    TooManyLines,
+    /// More broken lines than [`super::MAX_BROKEN_LINES`].
+    #[error(
+        "more than {} lines are broken, the last one being {last}; the file is not what its first line says",
+        super::MAX_BROKEN_LINES
+    )]
+    TooManyBroken {
+        /// The line at which reading stopped.
+        last: BrokenLine,
+    },
     /// Strict reading met a broken line.
     #[error("{0}; or read without strict to skip such lines")]
     Broken(#[from] BrokenLine),

@@ -2,7 +2,7 @@
 
 use super::error::LineError;
 use super::fields::{Fields, invalid, micros, to_runs};
-use super::{MAX_TOKENS, MOONCAKE_BLOCK_TOKENS, Session, Trace, Turn};
+use super::{MAX_TOKENS, MOONCAKE_BLOCK_TOKENS, Session, Sink, Turn};
 use pinion_schemas::Micros;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -26,11 +26,28 @@ fn empty_session(id: String, start: Micros) -> Session {
     }
 }
 
-/// Appends a turn that was sent at `at` of the trace.
-fn append(session: &mut Session, at: Micros, mut turn: Turn) {
-    turn.at = at.since(session.start);
-    turn.think = session.turns.last().map_or(Micros::ZERO, |last| turn.at.since(last.at));
-    session.turns.push(turn);
+/// When the sessions handed on began, and when their last turns were sent.
+#[derive(Default)]
+struct Open(Vec<(Micros, Micros)>);
+
+impl Open {
+    /// The number of a new session.
+    fn begin(&mut self, id: impl FnOnce(usize) -> String, at: Micros, sink: &mut impl Sink) -> usize {
+        let number = self.0.len();
+        sink.session(empty_session(id(number), at));
+        self.0.push((at, at));
+        number
+    }
+
+    /// Hands on a turn that was sent at `at` of the trace.
+    fn append(&mut self, number: usize, at: Micros, mut turn: Turn, sink: &mut impl Sink) {
+        if let Some((start, last)) = self.0.get_mut(number) {
+            turn.at = at.since(*start);
+            turn.think = at.since(*last);
+            *last = at;
+            sink.turn(number, turn);
+        }
+    }
 }
 
 /// The turn of a line with `hash_ids`, its time still unset, and its block ids.
@@ -59,24 +76,20 @@ fn hashed_turn(fields: &Fields<'_>, block_tokens: u32) -> Result<(Turn, Vec<u64>
 pub(super) struct Mooncake {
     /// Block id at the end of some turn → index of the last session that had it.
     ends: BTreeMap<u64, usize>,
+    open: Open,
 }
 
 impl Mooncake {
-    pub(super) fn line(&mut self, value: &Value, trace: &mut Trace) -> Result<(), LineError> {
+    pub(super) fn line(&mut self, value: &Value, sink: &mut impl Sink) -> Result<(), LineError> {
         let fields = Fields::new(value, String::new())?;
         let at = fields.time("timestamp", 1e-3)?;
         let (turn, ids) = hashed_turn(&fields, MOONCAKE_BLOCK_TOKENS)?;
         let found = ids.iter().skip(1).rev().find_map(|id| self.ends.get(id).copied());
-        let index = found.unwrap_or(trace.sessions.len());
-        if found.is_none() {
-            trace.sessions.push(empty_session(format!("m{index}"), at));
-        }
+        let index = found.unwrap_or_else(|| self.open.begin(|number| format!("m{number}"), at, sink));
         for id in ids.iter().rev().take(2) {
             self.ends.insert(*id, index);
         }
-        if let Some(session) = trace.sessions.get_mut(index) {
-            append(session, at, turn);
-        }
+        self.open.append(index, at, turn, sink);
         Ok(())
     }
 }
@@ -86,6 +99,7 @@ pub(super) struct Prototype {
     block_tokens: u32,
     /// Chat id → index of its session.
     chats: BTreeMap<i64, usize>,
+    open: Open,
 }
 
 impl Prototype {
@@ -93,10 +107,11 @@ impl Prototype {
         Self {
             block_tokens: block_tokens.max(1),
             chats: BTreeMap::new(),
+            open: Open::default(),
         }
     }
 
-    pub(super) fn line(&mut self, value: &Value, trace: &mut Trace) -> Result<(), LineError> {
+    pub(super) fn line(&mut self, value: &Value, sink: &mut impl Sink) -> Result<(), LineError> {
         let fields = Fields::new(value, String::new())?;
         let chat = fields.integer("chat_id")?;
         let parent = fields.integer("parent_chat_id")?;
@@ -109,21 +124,18 @@ impl Prototype {
             });
         }
         let index = if parent < 0 {
-            trace.sessions.push(empty_session(chat.to_string(), at));
-            trace.sessions.len() - 1
+            self.open.begin(|_| chat.to_string(), at, sink)
         } else {
             *self.chats.get(&parent).ok_or(LineError::UnknownParent { parent })?
         };
         self.chats.insert(chat, index);
-        if let Some(session) = trace.sessions.get_mut(index) {
-            append(session, at, turn);
-        }
+        self.open.append(index, at, turn, sink);
         Ok(())
     }
 }
 
 /// `2023-11-16 18:15:46.6805900` as microseconds since 1970, proleptic Gregorian, no time zone.
-fn timestamp(text: &str) -> Option<u64> {
+pub(super) fn timestamp(text: &str) -> Option<u64> {
     let (date, clock) = text.trim().split_once([' ', 'T'])?;
     let mut date = date.split('-').map(|p| p.parse::<u64>().ok());
     let (year, month, day) = (date.next()??, date.next()??, date.next()??);
@@ -156,10 +168,11 @@ fn timestamp(text: &str) -> Option<u64> {
 pub(super) struct Azure {
     /// Time of the first request, µs since 1970.
     origin: Option<u64>,
+    open: Open,
 }
 
 impl Azure {
-    pub(super) fn line(&mut self, text: &str, trace: &mut Trace) -> Result<(), LineError> {
+    pub(super) fn line(&mut self, text: &str, sink: &mut impl Sink) -> Result<(), LineError> {
         if is_azure_header(text) {
             return Ok(());
         }
@@ -175,17 +188,16 @@ impl Azure {
         };
         let (input_tokens, output_tokens) = (count("ContextTokens", input)?, count("GeneratedTokens", output)?);
         let start = Micros(now.saturating_sub(*self.origin.get_or_insert(now)));
-        let mut session = empty_session(format!("a{}", trace.sessions.len()), start);
-        let (at, think) = (Micros::ZERO, Micros::ZERO);
-        session.turns.push(Turn {
+        let number = self.open.begin(|number| format!("a{number}"), start, sink);
+        let turn = Turn {
             input_tokens,
             output_tokens,
-            at,
-            think,
+            at: Micros::ZERO,
+            think: Micros::ZERO,
             blocks: Vec::new(),
             block_tokens: 0,
-        });
-        trace.sessions.push(session);
+        };
+        self.open.append(number, start, turn, sink);
         Ok(())
     }
 }

@@ -1,23 +1,27 @@
-//! Request traces: sessions of turns, read from four public formats.
+//! Request traces: sessions of turns, read from four public formats, converted from two kinds of logs, summed up, sampled.
 //!
-//! Source of the formats: digest §3.1. Times are offsets from the start of the trace.
+//! Source of the formats: digest §3.1. Times are offsets from the start of the trace. Readers go line by line and hand on
+//! what they find ([`Sink`]); [`Trace`] is the sink that keeps everything.
 
 mod claude;
 mod error;
 mod fields;
 mod flat;
+pub mod import;
+mod read;
+pub mod sample;
+pub mod stats;
 #[cfg(test)]
 mod tests;
 pub mod tokens;
+mod write;
 
 pub use error::{BrokenLine, LineError, ReadError};
+pub use read::{MAX_BROKEN_LINES, MAX_LINE_BYTES, MAX_LINES, Report, detect, open, read, stream};
+pub use write::{write, write_session};
 
 use pinion_schemas::Micros;
-use serde_json::Value;
-use std::io::{BufRead, Read};
 
-/// Longest accepted line, bytes. The longest of the public traces has under 1 MiB.
-pub const MAX_LINE_BYTES: u64 = 64 << 20;
 /// Most tokens of one input or output; a guard against nonsense, not a limit of a model.
 pub const MAX_TOKENS: u32 = 1 << 24;
 /// Tokens per block of a Mooncake FAST'25 trace.
@@ -100,8 +104,8 @@ impl Turn {
 pub struct Session {
     /// Unique in the trace. A sub-agent's is `<parent>/<index of its entry>-<agent_id>`.
     pub id: String,
-    /// When the session starts, from the start of the trace. Claude Code: 0, arrivals must be made up; for a sub-agent
-    /// the offset inside its parent.
+    /// When the session starts, from the start of the trace. Claude Code's own: 0, arrivals must be made up; for a
+    /// sub-agent the offset inside its parent.
     pub start: Micros,
     /// Requests in the order of the file.
     pub turns: Vec<Turn>,
@@ -129,118 +133,30 @@ impl Trace {
     }
 }
 
-/// What was read, and what had to be left out.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
-    /// The sound lines.
-    pub trace: Trace,
-    /// The other lines.
-    pub broken: Vec<BrokenLine>,
-}
-
-/// The format whose first line (not the whole file) is `first_line`; `None` if it is none of them.
-pub fn detect(first_line: &str) -> Option<Format> {
-    let line = first_line.trim_start_matches('\u{feff}').trim();
-    if flat::is_azure_header(line) {
-        return Some(Format::AzureCsv);
-    }
-    let Ok(Value::Object(map)) = serde_json::from_str::<Value>(line) else {
-        return None;
-    };
-    let has = |key: &str| map.contains_key(key);
-    if has("requests") && has("block_size") {
-        Some(Format::ClaudeCode)
-    } else if has("chat_id") && has("parent_chat_id") {
-        Some(Format::Prototype {
-            block_tokens: PROTOTYPE_BLOCK_TOKENS,
-        })
-    } else if has("timestamp") && has("input_length") && has("hash_ids") {
-        Some(Format::Mooncake)
-    } else {
-        None
-    }
-}
-
-enum Parser {
-    Claude(claude::Reader),
-    Mooncake(flat::Mooncake),
-    Prototype(flat::Prototype),
-    Azure(flat::Azure),
-}
-
-impl Parser {
-    fn line(&mut self, text: &str, trace: &mut Trace) -> Result<(), LineError> {
-        if let Self::Azure(reader) = self {
-            return reader.line(text, trace);
-        }
-        let value: Value = serde_json::from_str(text).map_err(|e| LineError::Json { message: e.to_string() })?;
-        match self {
-            Self::Claude(reader) => reader.line(&value, trace),
-            Self::Mooncake(reader) => reader.line(&value, trace),
-            Self::Prototype(reader) => reader.line(&value, trace),
-            Self::Azure(_) => Ok(()),
+/// Takes what a reader finds, in the order of the file.
+pub trait Sink {
+    /// A new session, still without turns. Sessions are numbered from 0 in this order.
+    fn session(&mut self, session: Session);
+    /// The next turn of session `number`.
+    fn turn(&mut self, number: usize, turn: Turn);
+    /// A whole session, which is number `number`.
+    fn whole(&mut self, number: usize, mut session: Session) {
+        let turns = std::mem::take(&mut session.turns);
+        self.session(session);
+        for turn in turns {
+            self.turn(number, turn);
         }
     }
 }
 
-/// Reads one line into `buffer`, without its end. `Ok(None)` at the end of the source, `Ok(Some(false))` if the line
-/// was too long and has been skipped.
-fn next_line(reader: &mut impl BufRead, buffer: &mut Vec<u8>) -> std::io::Result<Option<bool>> {
-    buffer.clear();
-    let read = reader.by_ref().take(MAX_LINE_BYTES + 1).read_until(b'\n', buffer)?;
-    if read == 0 {
-        return Ok(None);
+impl Sink for Trace {
+    fn session(&mut self, session: Session) {
+        self.sessions.push(session);
     }
-    if buffer.last() == Some(&b'\n') || (buffer.len() as u64) <= MAX_LINE_BYTES {
-        return Ok(Some(true));
-    }
-    loop {
-        buffer.clear();
-        let read = reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', buffer)?;
-        if read == 0 || buffer.last() == Some(&b'\n') {
-            return Ok(Some(false));
-        }
-    }
-}
 
-/// Reads a whole trace. Empty lines are passed over; a broken line is reported and left out, or, if `strict`, ends it.
-///
-/// # Errors
-/// [`ReadError::Io`] if the source fails; [`ReadError::Broken`] at the first broken line if `strict`.
-pub fn read(mut reader: impl BufRead, format: Format, strict: bool) -> Result<Report, ReadError> {
-    let mut parser = match format {
-        Format::ClaudeCode => Parser::Claude(claude::Reader::default()),
-        Format::Mooncake => Parser::Mooncake(flat::Mooncake::default()),
-        Format::Prototype { block_tokens } => Parser::Prototype(flat::Prototype::new(block_tokens)),
-        Format::AzureCsv => Parser::Azure(flat::Azure::default()),
-    };
-    let mut report = Report::default();
-    let mut buffer = Vec::new();
-    let mut line = 0u64;
-    loop {
-        let whole = match next_line(&mut reader, &mut buffer) {
-            Ok(None) => return Ok(report),
-            Ok(Some(whole)) => whole,
-            Err(source) => return Err(ReadError::Io { line, source }),
-        };
-        line += 1;
-        let result = if whole {
-            match std::str::from_utf8(&buffer) {
-                Ok(text) => match text.trim_start_matches('\u{feff}').trim() {
-                    "" => Ok(()),
-                    text => parser.line(text, &mut report.trace),
-                },
-                Err(_) => Err(LineError::NotUtf8),
-            }
-        } else {
-            Err(LineError::TooLong { limit: MAX_LINE_BYTES })
-        };
-        if let Err(error) = result {
-            let broken = BrokenLine { line, error };
-            if strict {
-                return Err(broken.into());
-            }
-            report.broken.push(broken);
+    fn turn(&mut self, number: usize, turn: Turn) {
+        if let Some(session) = self.sessions.get_mut(number) {
+            session.turns.push(turn);
         }
     }
 }

@@ -162,6 +162,30 @@ fn azure_times_and_lengths() {
     );
 }
 
+/// What is written is read as it was, whatever the trace came from.
+#[test]
+fn written_traces_are_read_back() {
+    let mooncake = r#"{"timestamp":0,"input_length":1100,"output_length":5,"hash_ids":[0,1,2]}
+{"timestamp":2500,"input_length":2000,"output_length":5,"hash_ids":[0,1,5,6]}"#;
+    let azure =
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 23:59:59.5,374,44\n2023-11-17 00:00:01.25,396,109\n";
+    let agents = r#"{"id":"p","block_size":4,"tool_tokens":3,"requests":[{"t":0,"in":8,"out":1,"hash_runs":[[1,2]]},{"t":5.5,"type":"subagent","agent_id":"a-b","tool_tokens":1,"requests":[{"t":0,"in":8,"out":1,"hash_runs":[[9,2]]}]},{"t":6,"in":8,"out":1,"think_time":0.25,"hash_runs":[[1,2]]},{"t":7,"type":"subagent","requests":[{"t":0,"in":8,"out":1,"hash_runs":[[1,1],[20,1]]}]}]}"#;
+    for (text, format) in [
+        (SAMPLE, Format::ClaudeCode),
+        (mooncake, Format::Mooncake),
+        (azure, Format::AzureCsv),
+        (agents, Format::ClaudeCode),
+    ] {
+        let trace = parse(text, format).trace;
+        let mut bytes = Vec::new();
+        write(&trace, &mut bytes).unwrap();
+        let (format, reader) = open(bytes.as_slice()).unwrap();
+        let again = read(reader, format, true).unwrap().trace;
+        assert!(trace.request_count() > 0);
+        assert_eq!(trace, again);
+    }
+}
+
 const FORMATS: [Format; 4] = [Format::ClaudeCode, Format::Mooncake, PROTOTYPE, Format::AzureCsv];
 
 proptest! {

@@ -18,6 +18,7 @@ mod determinism;
 mod eviction;
 mod harness;
 mod losses;
+mod moves;
 mod pages;
 mod turns;
 mod watch;

@@ -57,8 +57,14 @@ impl Engine for Paged {
     fn page_bytes(&self) -> u64 {
         self.inbox.pool().page_bytes() as u64
     }
+    fn has_bytes(&self) -> bool {
+        true
+    }
     fn pool_pages(&self) -> u64 {
         self.sim.pool_pages()
+    }
+    fn free_pages(&self) -> u64 {
+        self.sim.free_pages()
     }
     fn submit(&mut self, now: Micros, job: Job) -> Result<u64, EngineError> {
         Engine::submit(&mut self.sim, now, job)

@@ -27,6 +27,7 @@ mod rig;
 mod talk;
 
 use pinion_gpu_agent::engine::native::Model;
+use pinion_schemas::BackupTargets;
 use pinion_schemas::Path as Served;
 use pinion_schemas::limits::STALENESS_TOKENS_MAX;
 use rig::{Rig, Turn};
@@ -106,13 +107,13 @@ struct Arm {
 }
 
 impl Arm {
-    async fn begin(name: &'static str, scene: &'static Scene) -> Self {
+    async fn begin(name: &'static str, scene: &'static Scene, backups: BackupTargets) -> Self {
         Self {
             name,
             scene,
             talks: Talks::new(scene.voice.clone()),
             begun: Instant::now(),
-            rig: Rig::start(scene.model.clone()).await,
+            rig: Rig::start(scene.model.clone(), backups).await,
         }
     }
 
@@ -165,7 +166,7 @@ impl Arm {
 #[test]
 fn seeded_pages_say_the_same() {
     arm(async |scene| {
-        let mut arm = Arm::begin("seeded", scene).await;
+        let mut arm = Arm::begin("seeded", scene, BackupTargets::LastPrefill).await;
         arm.seeded_turn().await;
         for _ in 1..TURNS {
             let turns = arm.turn().await;
@@ -179,12 +180,20 @@ fn seeded_pages_say_the_same() {
 #[test]
 fn migrated_sessions_say_the_same() {
     arm(async |scene| {
-        let mut arm = Arm::begin("migrated", scene).await;
+        let mut arm = Arm::begin("migrated", scene, BackupTargets::Off).await;
         arm.rig.drain_all_but("d0").await;
         let first = arm.seeded_turn().await;
         for open in ["d1", "d2"] {
             arm.rig.drain_all_but(open).await;
-            arm.seeded_turn().await;
+            let turns = arm.seeded_turn().await;
+            // The P does not know the answers, so the D that was left is the cheaper source.
+            let moved = arm.rig.moved_sessions();
+            println!("migrated: {moved} of {} sessions came from the other D", turns.len());
+            assert!(
+                moved * 2 > turns.len(),
+                "{moved} of {} sessions came from a D",
+                turns.len()
+            );
         }
         // It still has what the first turn left, so it takes the rest as a long append and computes it: no seed.
         arm.rig.drain_all_but("d0").await;
@@ -201,7 +210,7 @@ fn migrated_sessions_say_the_same() {
 #[test]
 fn sessions_from_a_backup_say_the_same() {
     arm(async |scene| {
-        let mut arm = Arm::begin("from backup", scene).await;
+        let mut arm = Arm::begin("from backup", scene, BackupTargets::LastPrefill).await;
         let mut before: Option<Vec<Turn>> = None;
         for _ in 0..TURNS {
             let turns = arm.seeded_turn().await;

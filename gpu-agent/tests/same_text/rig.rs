@@ -6,15 +6,15 @@ use crate::{ANSWER, PAGE};
 use pinion_actors::shell::Context;
 use pinion_bus::{Headers, Message};
 use pinion_gpu_agent::engine::native::{Model, NativeConfig, NativeEngine};
-use pinion_gpu_agent::engine::sim::SimConfig;
+use pinion_gpu_agent::engine::sim::{CostModel, SimConfig};
 use pinion_gpu_agent::node::{Started, Worker, WorkerRole, start_native_worker};
 use pinion_gpu_agent::plane::PlaneConfig;
 use pinion_schemas::messages::PagesAck;
 use pinion_schemas::subject::Kind;
-use pinion_schemas::{Epoch, Path, RequestId, WorkerId, wire};
+use pinion_schemas::{BackupTargets, Epoch, Path, RequestId, WorkerId, wire};
 use pinion_transfer::Inbox;
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
@@ -64,6 +64,8 @@ impl Turn {
 struct Heard {
     /// By session, the last `computed_tokens` and `moved_pages`.
     seeds: BTreeMap<String, (usize, usize)>,
+    /// Sessions whose pages were asked of the D they left.
+    moves: BTreeSet<String>,
     /// By session, the last `backup_tokens`.
     backups: BTreeMap<String, usize>,
     /// By request, pages of a seed that a D took and had not: those that came whole, over the transfer plane.
@@ -82,6 +84,9 @@ impl Heard {
     fn told(&mut self, event: &Value) {
         let number = |key: &str| event[key].as_u64().map(|n| n as usize);
         let session = event["session"].as_str().unwrap_or_default().to_owned();
+        if event["what"] == "moving" {
+            self.moves.insert(session.clone());
+        }
         if let (Some(computed), Some(moved)) = (number("computed_tokens"), number("moved_pages")) {
             self.seeds.insert(session, (computed, moved));
         } else if let Some(backup) = number("backup_tokens") {
@@ -118,12 +123,18 @@ async fn until(what: &str, so: impl Fn() -> Result<(), String>) {
 
 impl Rig {
     /// Starts it, and waits until all know of each other.
-    pub async fn start(model: Arc<Model>) -> Self {
+    pub async fn start(model: Arc<Model>, backups: BackupTargets) -> Self {
         let shape = Shape {
+            backups,
             prefill: 0,
             decode: 0,
             engine: SimConfig {
                 page_tokens: PAGE as u32,
+                // What the owner believes of moving a token's KV: 30 layers, K and V, 3 heads of 64 numbers of 2 bytes.
+                cost: CostModel {
+                    kv_bytes_per_token: 30 * 2 * 3 * 64 * 2,
+                    ..CostModel::default()
+                },
                 ..SimConfig::default()
             },
             ..Shape::default()
@@ -164,6 +175,11 @@ impl Rig {
     pub fn stored_pages(&self) -> usize {
         let heard = self.heard.lock().unwrap();
         heard.stored.values().map(|pages| *pages as usize).sum()
+    }
+
+    /// Sessions that in this turn came from another D.
+    pub fn moved_sessions(&self) -> usize {
+        self.heard.lock().unwrap().moves.len()
     }
 
     async fn worker(&mut self, name: &'static str, role: WorkerRole) {

@@ -27,7 +27,13 @@ fn role() -> Sessions {
     let config = SessionsConfig {
         cluster: ClusterId::new("bench").expect("a name"),
         control: WorkerId::new("control-0").expect("a name"),
-        page_tokens: 64,
+        costs: pinion_core::plan::Costs {
+            page_tokens: 64,
+            page_bytes: 6_291_456,
+            prefill_tokens_per_s: 25_000,
+            link_bytes_per_s: 2_500_000_000,
+            direct_append_tokens_max: 8_192,
+        },
         birth: Epoch(1),
         backups: pinion_schemas::BackupTargets::LastPrefill,
     };
@@ -88,6 +94,7 @@ fn serve(sessions: &mut Sessions, i: u64, turn: u64, decode: &WorkerId) {
             rejects_max: 3,
         },
         prefill: Vec::new(),
+        holders: Vec::new(),
     };
     let asked = tell(Input::Local(Local::RouteAnswer(answer)));
     let (token, run) = asked

@@ -26,8 +26,16 @@ impl Engine for NativeEngine {
         self.inbox.pool().page_bytes() as u64
     }
 
+    fn has_bytes(&self) -> bool {
+        true
+    }
+
     fn pool_pages(&self) -> u64 {
         self.tree.capacity()
+    }
+
+    fn free_pages(&self) -> u64 {
+        self.tree.free()
     }
 
     fn submit(&mut self, _now: Micros, job: Job) -> Result<u64, EngineError> {

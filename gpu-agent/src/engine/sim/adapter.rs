@@ -48,6 +48,10 @@ impl Engine for SimEngine {
         self.config().device_pages
     }
 
+    fn free_pages(&self) -> u64 {
+        self.tree().free()
+    }
+
     fn submit(&mut self, now: Micros, job: Job) -> Result<u64, EngineError> {
         let namespace = vec![job.tenant];
         let job = super::Job {
