@@ -114,6 +114,8 @@ struct View<'a> {
     ledger: admit::View,
     turns: Vec<TurnView<'a>>,
     resident_pages: usize,
+    /// Of an engine that has some.
+    tiers: Option<crate::engine::TierView>,
     backups: Vec<BackupView<'a>>,
 }
 
@@ -349,6 +351,7 @@ impl<E: Engine> Decode<E> {
             turns: turns.collect(),
             backups: self.syncs.view(),
             resident_pages: self.engine.pages().len(),
+            tiers: self.engine.tiers(),
         }
     }
 }

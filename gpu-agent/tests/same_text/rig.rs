@@ -168,15 +168,15 @@ impl Rig {
 
     async fn worker(&mut self, name: &'static str, role: WorkerRole) {
         let epoch = Epoch(self.epoch);
-        let engine = NativeEngine::new(self.model.clone(), engine_config(), epoch).unwrap();
-        let told = format!("{name}, epoch {}", self.epoch);
-        self.inboxes.push((told, engine.inbox().clone()));
         let worker = Worker {
             cluster: cluster_id(),
             name: WorkerId::new(name).unwrap(),
             role,
             epoch,
         };
+        let engine = NativeEngine::new(self.model.clone(), engine_config(), &worker.name, epoch).unwrap();
+        let told = format!("{name}, epoch {}", self.epoch);
+        self.inboxes.push((told, engine.inbox().clone()));
         let context = Context::new(Arc::new(self.cluster.net.endpoint(name)));
         let started = start_native_worker(worker, engine, &PlaneConfig::default(), context).await;
         self.workers.insert(name, started.unwrap());

@@ -1,4 +1,5 @@
 use super::*;
+use crate::engine::tree::Tier;
 use pinion_schemas::hash::{PageHash, chain};
 use pinion_schemas::ids::RequestId;
 use pinion_schemas::time::Micros;
@@ -188,7 +189,7 @@ proptest! {
                 _ => {}
             }
         }
-        prop_assert_eq!(seen, e.tree().device_pages().collect::<BTreeSet<PageHash>>());
+        prop_assert_eq!(seen, e.tree().pages(Tier::Device).collect::<BTreeSet<PageHash>>());
     }
 }
 
@@ -239,7 +240,7 @@ proptest! {
         ops in prop::collection::vec((0u8..4, prop::collection::vec(0u32..2, 1..7), 0usize..8), 1..80),
     ) {
         const CAP: u64 = 9;
-        let (mut tree, mut model, mut events) = (PageTree::new(CAP, 0), Naive::default(), Vec::new());
+        let (mut tree, mut model, mut events) = (PageTree::new([CAP, 0, 0]), Naive::default(), Vec::new());
         for (op, text, pick) in ops {
             let names = chain(&text, 1);
             let pages: Vec<Page> = names.iter().map(|n| Page { name: *n, content: ContextHash(0) }).collect();
@@ -285,7 +286,7 @@ proptest! {
                 },
             }
             tree.check().unwrap();
-            prop_assert_eq!(tree.device_pages().collect::<BTreeSet<_>>(), model.pages.iter().map(|p| p.0).collect::<BTreeSet<_>>());
+            prop_assert_eq!(tree.pages(Tier::Device).collect::<BTreeSet<_>>(), model.pages.iter().map(|p| p.0).collect::<BTreeSet<_>>());
             prop_assert_eq!(tree.locked(), model.locked().len() as u64);
         }
     }
