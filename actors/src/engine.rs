@@ -71,6 +71,8 @@ pub struct TierView {
     pub host: TierPages,
     /// The file.
     pub file: TierPages,
+    /// On their way to a lower tier now.
+    pub copying: u64,
     /// Copied to a lower tier.
     pub copied: u64,
     /// Evicted from the pool, and still in a lower tier.

@@ -299,7 +299,7 @@ impl Rig {
         let begun = Instant::now();
         loop {
             let tiers = self.tiers().await;
-            let late = |t: &&Value| t["copied"].as_u64() < t["pool"]["pages"].as_u64();
+            let late = |t: &&Value| t["copying"] != 0 || t["file"]["pages"].as_u64() < t["pool"]["pages"].as_u64();
             let late: Vec<&Value> = tiers.iter().filter(late).collect();
             if late.is_empty() {
                 return;

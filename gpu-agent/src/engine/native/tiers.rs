@@ -223,6 +223,7 @@ impl Tiers {
             pool: pages(Tier::Device),
             host: pages(Tier::Host),
             file: pages(Tier::File),
+            copying: self.copying.len() as u64,
             ..self.seen
         }
     }
