@@ -10,6 +10,7 @@ use pinion_schemas::{Epoch, Micros, RequestId, WorkerId};
 use pinion_transfer::file::FileError;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -54,7 +55,6 @@ impl Folder {
         for slot in bytes.chunks_mut(BLOCK as usize).skip(2) {
             slot[100] ^= 4;
         }
-        use std::io::Write as _;
         std::fs::OpenOptions::new()
             .write(true)
             .open(self.file())
