@@ -1,10 +1,12 @@
 //! The transfer plane: how pages move from node to node.
 //!
-//! [`pool`] is a node's page memory, [`grant`] what peers may write into it. [`tcp`] sends pages to another node, [`shm`] to another
-//! process of the same one, `verbs` (a feature) over RDMA, and [`paths`] chooses; all fill granted slots and check each page's digest ([`layout::digest`]). [`sim`] is the link whose time
-//! is modelled while the (tiny) pages of the simulated engine travel on the bus.
+//! [`pool`] is a node's page memory, [mod@file] where its pages outlive it, [`grant`] what peers may write into it. [`tcp`] sends pages
+//! to another node, [`shm`] to another process of the same one, `verbs` (a feature) over RDMA, and [`paths`] chooses; all fill granted
+//! slots and check each page's digest ([`layout::digest`]). [`sim`] is the link whose time is modelled while the (tiny) pages of the
+//! simulated engine travel on the bus.
 
 mod choice;
+pub mod file;
 mod frame;
 pub mod grant;
 pub mod layout;
@@ -22,6 +24,7 @@ mod testing;
 pub mod verbs;
 
 pub use choice::{BadChoice, Choice, DeviceError, DeviceName};
+pub use file::FileTier;
 pub use frame::{FrameError, PageState};
 pub use grant::{Grant, Inbox};
 pub use layout::{Dtype, Layout};
