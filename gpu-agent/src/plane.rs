@@ -2,7 +2,7 @@
 
 use pinion_transfer::sim::LinkModel;
 use pinion_transfer::verbs::{self, Devices, VerbsSender};
-use pinion_transfer::{Address, Choice, DeviceError, Inbox, Paths, paths, shm, tcp};
+use pinion_transfer::{Address, Choice, DeviceError, Inbox, Paths, Pool, paths, shm, tcp};
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -25,7 +25,7 @@ pub struct PlaneConfig {
     /// system's folder for temporary files.
     pub sockets: Option<PathBuf>,
     /// RDMA devices over which pages come and leave: `auto`, `off`, or names (`mlx5_0`, with port and GID index `mlx5_0:1:3`, several with commas
-    /// between). Names must be there, or the node does not start. Default: as `auto`, but nothing is said if there are none.
+    /// between). Named ones must work, or the node does not start. Default: as `auto`, but nothing is said if there are none.
     pub verbs: Option<Choice>,
     /// Where RDMA connections begin: a TCP port at the IP of `listen`. Default 0: a free one.
     pub verbs_port: u16,
@@ -61,7 +61,7 @@ impl PlaneConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum PlaneError {
     /// The port is taken, or not this machine's.
-    #[error("no page server at {at}: {source}; choose another plane.listen")]
+    #[error("no page server at {at}: {source}; choose another plane.listen or plane.verbs_port")]
     Listen {
         /// Where.
         at: SocketAddr,
@@ -115,11 +115,10 @@ impl Plane {
             Err(error) => tracing::warn!(%error, "no shared memory for pages: they go over TCP"),
         }
         let mut paths = Paths::new(inbox.pool());
-        if let Some(devices) = devices(config.verbs.as_ref()).await? {
+        if let Some((devices, sender)) = rdma(inbox.pool(), config.verbs.as_ref()).await? {
             let (listener, at) =
                 listen(SocketAddr::new(config.listen.ip(), config.verbs_port), config.advertise).await?;
-            let sender = VerbsSender::new(inbox.pool().clone(), &devices).await;
-            paths = paths.with_verbs(sender.map_err(PlaneError::Memory)?);
+            paths = paths.with_verbs(sender);
             tracing::info!(devices = ?devices.names(), %at, "pages over RDMA");
             addresses.push(Address::Verbs(at).to_string());
             servers.spawn(verbs::serve(listener, inbox.clone(), devices));
@@ -148,20 +147,25 @@ async fn listen(at: SocketAddr, advertise: Option<IpAddr>) -> Result<(TcpListene
     Ok((listener, SocketAddr::new(ip, bound.port())))
 }
 
-/// The RDMA devices to use. Only who asked hears that there are none, and only names must be there.
-async fn devices(choice: Option<&Choice>) -> Result<Option<Devices>, DeviceError> {
-    match (choice, Devices::open(choice.unwrap_or(&Choice::Auto)).await) {
-        (_, Ok(devices)) => Ok(devices),
-        (Some(Choice::Named(_)), Err(error)) => Err(error),
-        (Some(_), Err(error)) => {
-            tracing::info!(%error, "no RDMA: pages go over TCP");
-            Ok(None)
-        }
-        (None, Err(error)) => {
-            tracing::debug!(%error, "no RDMA: pages go over TCP");
-            Ok(None)
-        }
+/// The RDMA devices to use, if any, and a sender over them. Named ones must work. Only who asked hears that there are none, and everybody
+/// of one that is there and cannot be used.
+async fn rdma(pool: &Pool, choice: Option<&Choice>) -> Result<Option<(Devices, VerbsSender)>, PlaneError> {
+    match (choice, open_rdma(pool, choice.unwrap_or(&Choice::Auto)).await) {
+        (_, Ok(found)) => return Ok(found),
+        (Some(Choice::Named(_)), Err(error)) => return Err(error),
+        (None, Err(PlaneError::Devices(error))) => tracing::debug!(%error, "no RDMA: pages go over TCP"),
+        (Some(_), Err(PlaneError::Devices(error))) => tracing::info!(%error, "no RDMA: pages go over TCP"),
+        (_, Err(error)) => tracing::warn!(%error, "no RDMA: pages go over TCP"),
     }
+    Ok(None)
+}
+
+async fn open_rdma(pool: &Pool, choice: &Choice) -> Result<Option<(Devices, VerbsSender)>, PlaneError> {
+    let Some(devices) = Devices::open(choice).await? else {
+        return Ok(None);
+    };
+    let sender = VerbsSender::new(pool.clone(), &devices).await;
+    Ok(Some((devices, sender.map_err(PlaneError::Memory)?)))
 }
 
 fn open_socket(worker: &str, folder: Option<&Path>) -> io::Result<(UnixListener, PathBuf)> {
@@ -249,6 +253,7 @@ mod tests {
         assert!(error.to_string().contains("plane.advertise"), "{error}");
         let told = PlaneConfig {
             advertise: Some([10, 0, 0, 7].into()),
+            verbs: Some(Choice::Off),
             ..everywhere
         };
         let plane = Plane::open(&inbox(), "d0", &told).await.unwrap();

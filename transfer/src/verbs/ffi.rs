@@ -145,6 +145,11 @@ impl AsRawFd for DeviceEvents {
     }
 }
 
+/// Numbers of events.
+const UP: u32 = ibv_event_type::IBV_EVENT_PORT_ACTIVE as u32;
+const DOWN: u32 = ibv_event_type::IBV_EVENT_PORT_ERR as u32;
+const LOST: u32 = ibv_event_type::IBV_EVENT_DEVICE_FATAL as u32;
+
 /// What may happen to a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PortEvent {
@@ -169,17 +174,20 @@ impl DeviceEvents {
         if unsafe { ibv_get_async_event(self.0.context().as_ptr(), event.as_mut_ptr()) } != 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: filled in, and acknowledged once: else what it is about could never be destroyed.
-        let event = unsafe {
-            ibv_ack_async_event(event.as_mut_ptr());
-            event.assume_init()
+        let event = event.as_mut_ptr();
+        // SAFETY: filled in, and acknowledged once: else what it is about could never be destroyed. Any bytes are a number; that of
+        // a port means one only in the events of ports. The type is read as a number, too: a newer kernel has more than the enum.
+        let (kind, port) = unsafe {
+            ibv_ack_async_event(event);
+            (
+                (&raw const (*event).event_type).cast::<u32>().read(),
+                (*event).element.port_num as u8,
+            )
         };
-        // SAFETY: any bytes are a number; it means a port only for the events of one.
-        let port = unsafe { event.element.port_num } as u8;
-        Ok(match event.event_type {
-            ibv_event_type::IBV_EVENT_PORT_ACTIVE => PortEvent::Up(port),
-            ibv_event_type::IBV_EVENT_PORT_ERR => PortEvent::Down(port),
-            ibv_event_type::IBV_EVENT_DEVICE_FATAL => PortEvent::Lost,
+        Ok(match kind {
+            UP => PortEvent::Up(port),
+            DOWN => PortEvent::Down(port),
+            LOST => PortEvent::Lost,
             _ => PortEvent::Other,
         })
     }

@@ -71,10 +71,6 @@ impl<T: Send> EndsOnThread<T> {
     fn new(value: T) -> Self {
         Self(Some(value))
     }
-
-    fn into_inner(mut self) -> Option<T> {
-        self.0.take()
-    }
 }
 
 impl<T: Send> Deref for EndsOnThread<T> {

@@ -38,31 +38,39 @@ pub async fn serve(listener: TcpListener, inbox: Inbox, devices: Devices) {
     .await;
 }
 
-/// One end of all lanes, and the domains in which their peers' keys are good.
-type Ends = EndsOnThread<Vec<(Lane, Arc<ProtectionDomain>)>>;
+/// What devices use, in the order in which it must end: over a lane that has ended nothing is written, whatever was half-way.
+#[derive(Debug)]
+struct Work {
+    lanes: Vec<Lane>,
+    /// The batch under way.
+    open: Option<Exposed>,
+    /// Where the keys of the lanes' peers are good.
+    domains: Vec<Arc<ProtectionDomain>>,
+}
 
 async fn connection(mut stream: TcpStream, inbox: &Inbox, devices: &Devices) -> Result<(), SendError> {
     exchange_hello(&mut stream, inbox.pool()).await?;
-    let mut ends = timeout(HELLO_PATIENCE, connect(&mut stream, devices))
+    let mut work = timeout(HELLO_PATIENCE, connect(&mut stream, devices))
         .await
         .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))?;
+    let page_bytes = inbox.pool().page_bytes();
     let mut number = 0_u32;
     while let Some(batch) = next_batch(&mut stream, inbox).await? {
-        let domains: Vec<_> = ends.iter().map(|(_, domain)| domain.clone()).collect();
-        let page_bytes = inbox.pool().page_bytes();
+        let domains = work.domains.clone();
         let open = on_thread(move || Exposed::new(batch, &domains, page_bytes)).await??;
-        let open = EndsOnThread::new(open);
-        within(stream.write_all(&encode_targets(&open.targets))).await?;
+        let targets = work.open.insert(open).targets.clone();
+        within(stream.write_all(&encode_targets(&targets))).await?;
         let all = async {
             tokio::select! {
-                all = committed(&mut ends, &open.targets, number) => all,
+                all = committed(&mut work.lanes, &targets, number) => all,
                 error = broken(&stream) => Err(error),
             }
         };
         timeout(BATCH_PATIENCE, all)
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))?;
-        let states = on_thread(move || open.into_inner().map_or_else(|| Ok(Vec::new()), Exposed::judge)).await??;
+        let open = work.open.take();
+        let states = on_thread(move || open.map_or_else(|| Ok(Vec::new()), Exposed::judge)).await??;
         report(&mut stream, &states).await?;
         number = number.wrapping_add(1);
     }
@@ -70,34 +78,40 @@ async fn connection(mut stream: TcpStream, inbox: &Inbox, devices: &Devices) -> 
 }
 
 /// Makes an end for each of the peer's lanes, over one device after the other, and tells it.
-async fn connect(stream: &mut TcpStream, devices: &Devices) -> Result<Ends, SendError> {
+async fn connect(stream: &mut TcpStream, devices: &Devices) -> Result<EndsOnThread<Work>, SendError> {
     let theirs = read_ends(stream).await??;
     let devices = devices.clone();
-    let (ends, ours) = on_thread(move || make_ends(&devices, &theirs)).await??;
+    let (work, ours) = on_thread(move || make_ends(&devices, &theirs)).await??;
     stream.write_all(&encode_ends(&ours)).await?;
-    Ok(ends)
+    Ok(work)
 }
 
-fn make_ends(devices: &Devices, theirs: &[End]) -> io::Result<(Ends, Vec<End>)> {
-    let (mut ends, mut ours) = (Vec::new(), Vec::new());
+fn make_ends(devices: &Devices, theirs: &[End]) -> io::Result<(EndsOnThread<Work>, Vec<End>)> {
+    let (mut lanes, mut domains, mut ours) = (Vec::new(), Vec::new(), Vec::new());
     for (device, their) in devices.0.iter().cycle().zip(theirs) {
         let domain = device.context.alloc_pd().map_err(io::Error::other)?;
         let mut lane = Lane::new(device, &domain, AccessFlags::RemoteWrite | AccessFlags::LocalWrite)?;
         lane.connect(device, their)?;
         lane.post_receives()?;
         ours.push(lane.end(device));
-        ends.push((lane, domain));
+        lanes.push(lane);
+        domains.push(domain);
     }
-    Ok((EndsOnThread::new(ends), ours))
+    let work = Work {
+        lanes,
+        open: None,
+        domains,
+    };
+    Ok((EndsOnThread::new(work), ours))
 }
 
 /// All lanes that got pages have committed them.
-async fn committed(ends: &mut Ends, targets: &[Target], number: u32) -> io::Result<()> {
-    let used = ends
+async fn committed(lanes: &mut [Lane], targets: &[Target], number: u32) -> io::Result<()> {
+    let used = lanes
         .iter_mut()
         .enumerate()
         .filter(|(at, _)| targets.iter().any(|t| t.lane == *at as u32));
-    try_join_all(used.map(|(_, (lane, _))| lane.committed(number))).await?;
+    try_join_all(used.map(|(_, lane)| lane.committed(number))).await?;
     Ok(())
 }
 

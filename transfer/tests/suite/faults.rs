@@ -162,6 +162,37 @@ async fn another_path_takes_over_and_gives_back() {
     rest(&from, &inbox).await;
 }
 
+/// Only one side has RDMA: a sender without passes the address over, and one with finds somebody there who does not speak it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_with_and_without_rdma_use_tcp() {
+    if let Some(why) = Verbs::missing().await {
+        eprintln!("SKIPPED, nothing was tested: {why}");
+        return;
+    }
+    let (from, inbox) = (pool(8), Inbox::new(pool(8), Epoch(1)));
+    let receiver: Receiver<Verbs> = Verbs::serve(inbox.clone()).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let over_tcp = tokio::spawn(tcp::serve(listener, inbox.clone()));
+    let mine = devices("RDMA_A_DEV").await.unwrap();
+    let with = Paths::new(&from).with_verbs(sender_over(&from, &mine));
+    let sent = placed(&pages(&from, 8));
+    for (paths, rdma) in [(Paths::new(&from), receiver.address), (with, at)] {
+        let grant = inbox.grant(8, KEY, LATER).unwrap();
+        let both = [Address::Verbs(rdma), Address::Tcp(at)];
+        paths.send(&both, &grant, &sent, PATIENCE).await.unwrap();
+        let got = inbox.take(grant.id);
+        assert!(
+            got.iter()
+                .zip(&sent)
+                .all(|(got, (_, sent))| got.as_deref() == Some(&**sent))
+        );
+    }
+    over_tcp.abort();
+    drop(sent);
+    rest(&from, &inbox).await;
+}
+
 /// Two lanes: each device of the one node with another one of the other node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pages_are_dealt_over_two_lanes() {
