@@ -72,7 +72,7 @@ pub enum PlaneError {
     #[error("the page server listens on all addresses: say in plane.advertise which one peers reach")]
     NoAddress,
     /// They were asked for by name.
-    #[error("{0}; correct plane.verbs, or say auto")]
+    #[error("the RDMA devices of plane.verbs cannot be used: correct it, or say auto")]
     Devices(#[from] DeviceError),
     /// A device does not take the pool.
     #[error("no pages over RDMA: {0}; or set plane.verbs to off")]

@@ -172,23 +172,23 @@ impl Exposed {
         Ok(open)
     }
 
-    /// Takes the slots away from the device.
-    fn close(&mut self) -> io::Result<()> {
+    /// Takes the slots away from the device, and gives their batch: before that nobody may look at them.
+    fn close(&mut self) -> io::Result<Option<Batch>> {
+        let batch = self.batch.take();
         for region in &mut self.regions {
             if let Err(error) = region.close() {
                 // It may write them still: nobody may have them again.
-                std::mem::forget(self.batch.take());
+                std::mem::forget(batch);
                 tracing::error!(%error, "an RDMA device does not let slots go: they are lost until this process ends");
                 return Err(error);
             }
         }
-        Ok(())
+        Ok(batch)
     }
 
     /// Closes, and says of each page how it arrived. Blocks: digests are computed.
     fn judge(mut self) -> io::Result<Vec<PageState>> {
-        self.close()?;
-        let Some(mut batch) = self.batch.take() else {
+        let Some(mut batch) = self.close()? else {
             return Ok(Vec::new());
         };
         let entries = std::mem::take(&mut batch.entries);
