@@ -222,7 +222,10 @@ impl Cluster {
     }
 
     fn context(&self, name: &str) -> Context {
-        Context::new(Arc::new(self.net.endpoint(name)))
+        Context {
+            stopped: Some(self.net.stopped(name)),
+            ..Context::new(Arc::new(self.net.endpoint(name)))
+        }
     }
 
     /// Starts a control node; `birth` must be higher than that of an earlier one of that name.
@@ -298,6 +301,7 @@ impl Cluster {
         } else {
             return Err(WorldError::Absent { name: name.to_owned() });
         }
+        self.net.crash(name);
         Ok(())
     }
 
