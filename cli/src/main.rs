@@ -1,5 +1,6 @@
 //! `pinion`: every role of a cluster, and the tools of its operators.
 
+mod chaos;
 mod config;
 mod inspect;
 mod model;
@@ -94,6 +95,9 @@ enum Command {
     /// Look at traces, sample, convert and make them up.
     #[command(subcommand)]
     Trace(trace::TraceCommand),
+    /// Break simulated clusters on purpose, and check that nothing wrong ever happens.
+    #[command(subcommand)]
+    Chaos(chaos::ChaosCommand),
     /// Print the configuration in force.
     Config,
 }
@@ -252,6 +256,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Events { seconds } => Tools::new(config).events(None, seconds)?,
         Command::Replay(arguments) => return replay::run(&config, arguments),
         Command::Trace(command) => trace::run(command, &config)?,
+        Command::Chaos(command) => return chaos::chaos(&command),
         Command::Config => print!("{}", toml::to_string_pretty(&config)?),
     }
     Ok(ExitCode::SUCCESS)

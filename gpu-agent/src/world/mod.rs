@@ -53,7 +53,7 @@ const HEARD_OF: Duration = Duration::from_secs(2);
 const VIEW_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a cluster consists of.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Shape {
     /// Of every random choice of the network.
     pub seed: u64,
