@@ -16,6 +16,8 @@ pub(super) struct Leg {
     until: Micros,
     /// Attempts up to this one were told to stop.
     aborted: Option<u64>,
+    /// Whether it has completed there: if it is asked for again, its end is only told again.
+    completed: bool,
     /// Whether room is reserved for it, by a promise or because it runs.
     pub stage: Stage,
 }
@@ -75,6 +77,7 @@ impl Books {
                     attempt: 0,
                     until: Micros::ZERO,
                     aborted: None,
+                    completed: false,
                     stage: Stage::Asked,
                 });
                 if run.attempt >= leg.attempt {
@@ -110,7 +113,8 @@ impl Books {
         if attempt < leg.attempt && stage == Stage::Asked && !matches!(body, Body::Completed(_)) {
             return false; // of an older attempt
         }
-        if stage != Stage::Asked && (leg.aborted >= Some(attempt) || attempt != leg.attempt) {
+        leg.completed |= matches!(body, Body::Completed(_));
+        if stage != Stage::Asked && (leg.completed || leg.aborted >= Some(attempt) || attempt != leg.attempt) {
             return false;
         }
         leg.stage = stage;

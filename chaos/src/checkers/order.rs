@@ -3,7 +3,8 @@
 
 use super::{Checker, Found, Invariant};
 use crate::observed::{Body, Observed};
-use pinion_schemas::{Epoch, Micros};
+use pinion_schemas::shard::shard_of;
+use pinion_schemas::{Epoch, Micros, SessionId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// See the module's text.
@@ -13,8 +14,10 @@ pub(super) struct Order {
     sessions: BTreeMap<String, (Epoch, u64)>,
     /// Epoch and owner of each shard: the highest there ever was, also if the store has lost it.
     shards: BTreeMap<u16, (Epoch, String)>,
-    /// Turns completed, by owner.
-    completed: BTreeSet<(String, String)>,
+    /// Turns completed, by owner and its epoch.
+    completed: BTreeSet<(String, Epoch, String)>,
+    /// Turns that clients have sent, by session.
+    begun: BTreeMap<String, u64>,
 }
 
 impl Checker for Order {
@@ -22,6 +25,10 @@ impl Checker for Order {
         let mut breach = |what| out.breach(Invariant::I6, at, what);
         match seen {
             Observed::Snapshot { session, epoch, turns } => {
+                let begun = self.begun.get(session).copied().unwrap_or_default();
+                if *turns > begun {
+                    breach(format!("{session}: {turns} turns are said to be committed, of {begun} sent"));
+                }
                 let last = self.sessions.insert(session.clone(), (*epoch, *turns));
                 if let Some(last) = last.filter(|last| (*epoch, *turns) <= *last) {
                     breach(format!(
@@ -48,11 +55,13 @@ impl Checker for Order {
                 ..
             } if said.what == "completed" => {
                 let Some(request) = &said.request else { return };
-                if !self.completed.insert((from.clone(), request.clone())) {
+                let shard = SessionId::new(&*said.session).map_or(0, |session| shard_of(&session));
+                let epoch = self.shards.get(&shard).map(|(epoch, _)| *epoch).unwrap_or_default();
+                if !self.completed.insert((from.clone(), epoch, request.clone())) {
                     breach(format!("{from} completed {request} twice"));
                 }
             }
-            Observed::Died(node) => self.completed.retain(|(from, _)| from != node),
+            Observed::Begun { session, .. } => *self.begun.entry(session.clone()).or_default() += 1,
             _ => {}
         }
     }

@@ -61,6 +61,8 @@ pub(super) struct Breakable {
     sim: SimEngine,
     trouble: Arc<EngineTrouble>,
     watch: Option<EngineWatch>,
+    /// The last time it was told.
+    now: Micros,
     /// Names of the pages of the prompts that run; only kept for somebody who watches.
     running: BTreeMap<RequestId, Vec<PageHash>>,
 }
@@ -72,6 +74,7 @@ impl Breakable {
             sim,
             trouble,
             watch,
+            now: Micros::ZERO,
             running: BTreeMap::new(),
         }
     }
@@ -143,6 +146,7 @@ impl Engine for Breakable {
         Engine::next_wakeup(&self.sim).map(|at| at.max(wrong.stalled_until))
     }
     fn advance(&mut self, now: Micros) -> Vec<EngineOutput> {
+        self.now = now;
         let crashed = std::mem::take(&mut self.trouble.wrong().crashed);
         if crashed {
             return self.crash();
@@ -166,6 +170,9 @@ impl Engine for Breakable {
         Engine::export(&self.sim, chain)
     }
     fn import(&mut self, parent: Option<PageHash>, pages: &[MovedPage]) -> Result<u64, EngineError> {
+        if self.now < self.trouble.wrong().stalled_until {
+            return Err(EngineError::NoRoom("its step loop blocks".to_owned()));
+        }
         let new = Engine::import(&mut self.sim, parent, pages)?;
         if let Some(watch) = &self.watch {
             for (name, content) in pages.iter().copied() {
