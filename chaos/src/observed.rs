@@ -305,6 +305,7 @@ impl Observer {
     }
 
     /// Reports.
+    #[expect(clippy::needless_pass_by_value, reason = "whoever saw it has no use for it any more")]
     pub fn see(&self, seen: Observed) {
         let now = self.now();
         (self.sink.lock().unwrap_or_else(PoisonError::into_inner))(now, &seen);

@@ -23,7 +23,7 @@ const LOOK: Duration = Duration::from_secs(3);
 /// What a turn's legs may take to end after it, and its owner to hear of it (design §4: 2 s).
 const LEGS: Duration = Duration::from_secs(5);
 /// In a liveness run, what may pass after the last session should have stopped: one more turn with all its time.
-const LAST_TURN: Duration = Duration::from_secs(120);
+const LAST_TURN: Duration = Duration::from_mins(2);
 
 /// What is to be done besides running.
 #[derive(Clone, Copy, Debug, Default)]

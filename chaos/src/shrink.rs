@@ -58,7 +58,7 @@ impl Search {
             let calm = plan.calm_at();
             plan.faults.retain(|f| f.at < calm);
             for fault in &mut plan.faults {
-                fault.lasts = fault.lasts.min(calm - fault.at);
+                fault.lasts = fault.lasts.min(calm.saturating_sub(fault.at));
             }
             if !self.try_(plan) {
                 return;

@@ -91,6 +91,9 @@ pub fn again(plan: &Plan) -> String {
 }
 
 /// Runs one, whatever happens.
+///
+/// # Errors
+/// In words, if it panicked or its cluster could not be built.
 pub fn survive(plan: &Plan, options: Options) -> Result<Outcome, String> {
     match catch_unwind(AssertUnwindSafe(|| run(plan, options))) {
         Ok(Ok(outcome)) => Ok(outcome),

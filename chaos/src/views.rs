@@ -79,7 +79,7 @@ impl Views {
     pub(crate) async fn rest(&self, nodes: &[String]) {
         for node in nodes {
             let mut left = Vec::new();
-            match self.kinds(node) {
+            match Self::kinds(node) {
                 Some((Kind::Node, _)) => {
                     let sessions = self.ask(Kind::Router, node, "inspect").await;
                     let turns = sessions.as_ref().map_or(0, |v| number(v, "running_turns"));
@@ -98,7 +98,7 @@ impl Views {
         }
     }
 
-    fn kinds(&self, node: &str) -> Option<(Kind, &'static str)> {
+    fn kinds(node: &str) -> Option<(Kind, &'static str)> {
         match node.chars().next()? {
             'c' => Some((Kind::Node, "workers")),
             'd' => Some((Kind::Decode, "inspect")),
@@ -108,7 +108,7 @@ impl Views {
     }
 
     fn view(&self, node: &str) -> Option<impl Future<Output = Option<Value>> + Send + use<>> {
-        let (kind, verb) = self.kinds(node)?;
+        let (kind, verb) = Self::kinds(node)?;
         Some(self.ask(kind, node, verb))
     }
 

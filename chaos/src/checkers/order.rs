@@ -27,7 +27,9 @@ impl Checker for Order {
             Observed::Snapshot { session, epoch, turns } => {
                 let begun = self.begun.get(session).copied().unwrap_or_default();
                 if *turns > begun {
-                    breach(format!("{session}: {turns} turns are said to be committed, of {begun} sent"));
+                    breach(format!(
+                        "{session}: {turns} turns are said to be committed, of {begun} sent"
+                    ));
                 }
                 let last = self.sessions.insert(session.clone(), (*epoch, *turns));
                 if let Some(last) = last.filter(|last| (*epoch, *turns) <= *last) {

@@ -18,11 +18,11 @@ impl Checker for Pages {
                 let pages = right.names.iter().copied().zip(right.contents.iter().copied());
                 self.right.extend(pages);
             }
-            Observed::Imported { worker, name, content } => {
-                if self.right.get(name).is_some_and(|right| right != content) {
-                    let what = format!("{worker} took a wrong page {name:?}");
-                    out.breach(Invariant::I9, at, what);
-                }
+            Observed::Imported { worker, name, content }
+                if self.right.get(name).is_some_and(|right| right != content) =>
+            {
+                let what = format!("{worker} took a wrong page {name:?}");
+                out.breach(Invariant::I9, at, what);
             }
             _ => {}
         }

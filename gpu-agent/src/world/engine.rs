@@ -156,7 +156,9 @@ impl Engine for Breakable {
         }
         let out = Engine::advance(&mut self.sim, now);
         if self.watch.is_some() {
-            out.iter().for_each(|output| self.watch(output));
+            for output in &out {
+                self.watch(output);
+            }
         }
         out
     }
