@@ -1,5 +1,5 @@
 # `make test` is what CI runs; `make check` is what a change must pass before review.
-.PHONY: demo test test-rdma faults bench fuzz check nats model
+.PHONY: demo test test-rdma faults bench fuzz swarm check nats model
 
 nats:
 	@bash deploy/get-nats.sh
@@ -27,6 +27,11 @@ faults: nats
 	cargo build --release --quiet -p pinion
 	PATH="$(CURDIR)/.tools/bin:$$PATH" PINION_FAULT_REPS=$(or $(REPS),10) \
 		cargo test --release --quiet -p pinion-tests --test faults -- --ignored --nocapture table
+
+# Simulated clusters under faults: SEEDS of them (10000), MINUTES of virtual time each (5).
+swarm:
+	cargo build --release --quiet -p pinion
+	target/release/pinion chaos swarm --seeds $(or $(SEEDS),10000) --minutes $(or $(MINUTES),5)
 
 # One table; ARGS='--json' for JSON, ARGS='--only route' for a part (route, sessions, turns). On an idle machine, please.
 bench: nats

@@ -149,8 +149,8 @@ impl<E: Engine> Decode<E> {
         Self {
             feed: ResidencyFeed::new(subject, config.worker.clone(), config.epoch),
             keys: Keys::new(config.secret),
-            syncs: Syncs::new(config.link),
-            moves: Moves::new(&subjects, config.link),
+            syncs: Syncs::new(config.link.clone()),
+            moves: Moves::new(&subjects, config.link.clone()),
             subjects,
             config,
             engine,

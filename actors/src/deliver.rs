@@ -157,7 +157,7 @@ impl Deliveries {
         } else {
             let pages = engine.export(awaited);
             open.count += pages.len();
-            open.contents.extend(pages.into_iter().map(|p| p.1));
+            open.contents.extend(grants::sealed(&pages));
         }
         self.go_on(now, engine.page_bytes(), request, out)
     }
@@ -201,6 +201,7 @@ impl Deliveries {
     fn commit(&mut self, request: RequestId, out: &mut Effects) -> Option<Delivered> {
         let open = self.open.get_mut(&request)?;
         open.stage = Stage::Committing;
+        self.link.model().carry(&mut open.contents);
         let pages = Pages {
             request,
             permit: open.delivery.permit,

@@ -54,7 +54,40 @@ pub fn granted(slots: Slots) -> (Vec<String>, Grant) {
     (slots.addresses, grant)
 }
 
-/// Pages of the simulated engine, as they come with a commit.
+/// Words of one simulated page on its way: what it holds, and the digest of name and content, as real pages have one.
+const WORDS: usize = 2;
+
+/// Pages of the simulated engine as they go with a commit.
+pub fn sealed(pages: &[MovedPage]) -> Vec<u64> {
+    let words = |(name, content): &MovedPage| [*content, digest(name, *content)];
+    pages.iter().flat_map(words).collect()
+}
+
+/// Pages of the simulated engine that came with a commit: up to the first that is not what its digest says (I9).
 pub fn simulated(names: &[PageHash], contents: &[u64]) -> Vec<MovedPage> {
-    names.iter().copied().zip(contents.iter().copied()).collect()
+    let pages = names.iter().zip(contents.chunks_exact(WORDS));
+    let right = pages.map_while(|(name, words)| (digest(name, words[0]) == words[1]).then_some((*name, words[0])));
+    right.collect()
+}
+
+fn digest(name: &PageHash, content: u64) -> u64 {
+    xxh3_64_with_seed(&name.0, content)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flipped_bit_ends_what_is_taken() {
+        let pages: Vec<MovedPage> = (0..3).map(|i| (PageHash([i; 32]), u64::from(i) << 40)).collect();
+        let names: Vec<PageHash> = pages.iter().map(|p| p.0).collect();
+        let words = sealed(&pages);
+        assert_eq!(simulated(&names, &words), pages);
+        for at in 0..words.len() {
+            let mut wrong = words.clone();
+            wrong[at] ^= 1 << (at * 7 % 64);
+            assert_eq!(simulated(&names, &wrong), pages[..at / WORDS]);
+        }
+    }
 }

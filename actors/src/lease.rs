@@ -95,6 +95,7 @@ impl Keeper {
         self.announce().await;
         let mut next_round = Instant::now() + 2 * CHECK;
         loop {
+            self.context.awake().await;
             if Instant::now() >= next_round {
                 next_round = Instant::now() + RENEW;
                 self.announce().await;

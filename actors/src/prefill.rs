@@ -112,7 +112,7 @@ impl<E: Engine> Prefill<E> {
             .to_owned();
         Self {
             feed: ResidencyFeed::new(subject, config.worker.clone(), config.epoch),
-            deliveries: Deliveries::new(subjects.clone(), config.link, 0),
+            deliveries: Deliveries::new(subjects.clone(), config.link.clone(), 0),
             keys: Keys::new(config.secret),
             backups: sync::Backups::default(),
             subjects,

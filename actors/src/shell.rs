@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -88,6 +88,8 @@ pub struct Context {
     pub origin: Instant,
     /// How pages leave, for workers whose pages have bytes.
     pub paths: Option<Arc<Paths>>,
+    /// While it says `true` nothing is handled: a simulation stops a process by it, as a garbage collector would.
+    pub stopped: Option<watch::Receiver<bool>>,
 }
 
 impl Context {
@@ -98,8 +100,20 @@ impl Context {
             directory: Directory::default(),
             origin: Instant::now(),
             paths: None,
+            stopped: None,
         }
     }
+
+    /// Waits while the process is stopped.
+    pub(crate) async fn awake(&self) {
+        if let Some(stopped) = &self.stopped
+            && *stopped.borrow()
+        {
+            // Whoever stopped it and went away cannot let it go on: then it does.
+            let _ = stopped.clone().wait_for(|stopped| !stopped).await;
+        }
+    }
+
     /// Now.
     pub fn now(&self) -> Micros {
         Micros(self.origin.elapsed().as_micros() as u64)
@@ -193,6 +207,7 @@ impl<R: Role> Actor for Shell<R> {
         envelope: Envelope,
         state: &mut State<R>,
     ) -> Result<(), ActorProcessingErr> {
+        state.context.awake().await;
         if envelope.timer.is_some_and(|g| g != state.generation) {
             return Ok(());
         }

@@ -5,6 +5,7 @@
 //! message is judged when it is published: who subscribes, what is lost, how long each copy travels. `world` holds
 //! that state, this file the calls.
 
+use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
@@ -13,16 +14,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::Stream;
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::{Bus, BusError, Headers, KV_KEYS_MAX, KvEntry, Message, Subscription, check_message, subject};
 
 mod faults;
+mod seen;
 mod store;
 mod world;
 pub use faults::{Faults, Restart};
+pub use seen::{Seen, Tap, What};
 use world::World;
 
 /// The name of the server in [`SimNet::partition`]: cutting an endpoint from it cuts it from everything.
@@ -35,6 +38,8 @@ struct Shared {
     world: Mutex<World>,
     wake: Arc<Notify>,
     courier: Mutex<Option<JoinHandle<()>>>,
+    /// By endpoint, whether its process is stopped.
+    stopped: Mutex<BTreeMap<String, watch::Sender<bool>>>,
 }
 
 impl Drop for Shared {
@@ -62,6 +67,7 @@ impl SimNet {
                 world,
                 wake: Arc::new(Notify::new()),
                 courier: Mutex::new(None),
+                stopped: Mutex::default(),
             }),
         }
     }
@@ -71,8 +77,34 @@ impl SimNet {
         SimBus {
             net: self.clone(),
             name: name.to_owned(),
+            life: lock(&self.shared.world).life(name),
+            stopped: self.stopped(name),
             bucket: "default".to_owned(),
         }
+    }
+
+    /// Whether the process of this endpoint is stopped: it handles nothing then, and what it was about to send waits.
+    pub fn stopped(&self, name: &str) -> watch::Receiver<bool> {
+        lock(&self.shared.stopped)
+            .entry(name.to_owned())
+            .or_default()
+            .subscribe()
+    }
+
+    /// Stops the process of an endpoint, as a garbage collector or a stopped machine does, or lets it go on. Messages to it
+    /// wait, up to the capacity of its subscriptions.
+    pub fn stop(&self, name: &str, stopped: bool) {
+        lock(&self.shared.stopped)
+            .entry(name.to_owned())
+            .or_default()
+            .send_replace(stopped);
+    }
+
+    /// The process of an endpoint is dead: its subscriptions end, and nothing that is left of it sends anything. The next
+    /// [`Self::endpoint`] of that name is another life.
+    pub fn crash(&self, name: &str) {
+        self.stop(name, false);
+        lock(&self.shared.world).crash(name);
     }
 
     /// Changes the faults for what is published from now on.
@@ -82,10 +114,37 @@ impl SimNet {
 
     /// Cuts two endpoints (or one and [`SERVER`]) from each other, both ways; what is in flight between them is lost.
     pub fn partition(&self, a: &str, b: &str) {
-        lock(&self.shared.world).cut(a, b);
+        let mut world = lock(&self.shared.world);
+        world.cut(a, b);
+        world.cut(b, a);
     }
 
-    /// Undoes [`Self::partition`].
+    /// Cuts one way only: what `from` sends does not get to `to` (either may be [`SERVER`]).
+    pub fn cut_one_way(&self, from: &str, to: &str) {
+        lock(&self.shared.world).cut(from, to);
+    }
+
+    /// What an endpoint sends and gets takes so much longer from now on; zero undoes it.
+    pub fn lag(&self, endpoint: &str, lag: Duration) {
+        lock(&self.shared.world).lag(endpoint, lag);
+    }
+
+    /// The store loses its last `writes` although it acknowledged them, without any restart (a leader that was cut off).
+    pub fn lose_writes(&self, writes: usize) {
+        lock(&self.shared.world).store.lose(writes);
+    }
+
+    /// Has everything that happens told to `tap` from now on.
+    pub fn watch(&self, tap: Tap) {
+        lock(&self.shared.world).tap = Some(tap);
+    }
+
+    /// Keeps no log from now on: writing it is most of what a simulation costs.
+    pub fn log_off(&self) {
+        lock(&self.shared.world).logs = false;
+    }
+
+    /// Undoes [`Self::partition`] and [`Self::cut_one_way`].
     pub fn heal(&self, a: &str, b: &str) {
         lock(&self.shared.world).heal(a, b);
     }
@@ -147,6 +206,8 @@ async fn carry(shared: Weak<Shared>, wake: Arc<Notify>) {
 pub struct SimBus {
     net: SimNet,
     name: String,
+    life: u64,
+    stopped: watch::Receiver<bool>,
     bucket: String,
 }
 
@@ -162,8 +223,23 @@ impl SimBus {
         lock(&self.net.shared.world)
     }
 
+    /// Waits while the process is stopped.
+    async fn awake(&self) -> Result<(), BusError> {
+        if *self.stopped.borrow() {
+            let mut stopped = self.stopped.clone();
+            // The network cannot go while an endpoint holds it.
+            let _ = stopped.wait_for(|stopped| !stopped).await;
+        }
+        if self.world().life(&self.name) == self.life {
+            Ok(())
+        } else {
+            Err(BusError::Disconnected)
+        }
+    }
+
     /// A key-value call: one journey to the server and back, then `act` on the bucket.
     async fn kv<T>(&self, act: impl FnOnce(&mut World, &str) -> Result<T, BusError> + Send) -> Result<T, BusError> {
+        self.awake().await?;
         let (journey, born) = {
             let mut world = self.world();
             (world.journey() + world.journey(), world.restarts)
@@ -177,7 +253,7 @@ impl SimBus {
             if broken && world.noticed {
                 return Err(BusError::Disconnected);
             }
-            if !broken && world.reachable(&self.name, SERVER) {
+            if !broken && world.reachable(&self.name, SERVER) && world.reachable(SERVER, &self.name) {
                 return act(&mut world, &self.bucket);
             }
         }
@@ -233,6 +309,7 @@ impl Drop for Waiting<'_> {
 #[async_trait]
 impl Bus for SimBus {
     async fn publish(&self, subject: &str, headers: Headers, payload: Bytes) -> Result<(), BusError> {
+        self.awake().await?;
         let taken = {
             let mut world = self.world();
             check_message(subject, &headers, &payload, world.faults.payload_max)?;
@@ -259,6 +336,7 @@ impl Bus for SimBus {
         payload: Bytes,
         deadline: Duration,
     ) -> Result<Message, BusError> {
+        self.awake().await?;
         let (answer, waiting) = {
             let now = Instant::now();
             let mut world = self.world();
@@ -307,7 +385,7 @@ impl Bus for SimBus {
                 });
             }
         }
-        let (id, messages) = self.world().subscribe(&self.name, pattern, queue);
+        let (id, messages) = self.world().subscribe((&self.name, self.life), pattern, queue);
         Ok(Subscription::new(Inbox {
             messages,
             shared: Arc::downgrade(&self.net.shared),

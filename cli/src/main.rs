@@ -1,5 +1,6 @@
 //! `pinion`: every role of a cluster, and the tools of its operators.
 
+mod chaos;
 mod config;
 mod inspect;
 mod model;
@@ -94,6 +95,9 @@ enum Command {
     /// Look at traces, sample, convert and make them up.
     #[command(subcommand)]
     Trace(trace::TraceCommand),
+    /// Break simulated clusters on purpose, and check that nothing wrong ever happens.
+    #[command(subcommand)]
+    Chaos(chaos::ChaosCommand),
     /// Print the configuration in force.
     Config,
 }
@@ -201,7 +205,12 @@ fn main() -> ExitCode {
         cli.command,
         Command::Gateway { .. } | Command::Control { .. } | Command::Agent { .. }
     );
-    let default = if role { "info,async_nats=warn" } else { "warn" };
+    let default = match cli.command {
+        _ if role => "info,async_nats=warn",
+        // Thousands of clusters are broken on purpose: what they warn of is known.
+        Command::Chaos(_) => "off",
+        _ => "warn",
+    };
     let filter = tracing_subscriber::EnvFilter::try_from_env("PINION_LOG").unwrap_or_else(|_| default.into());
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -252,6 +261,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Events { seconds } => Tools::new(config).events(None, seconds)?,
         Command::Replay(arguments) => return replay::run(&config, arguments),
         Command::Trace(command) => trace::run(command, &config)?,
+        Command::Chaos(command) => return chaos::chaos(&command),
         Command::Config => print!("{}", toml::to_string_pretty(&config)?),
     }
     Ok(ExitCode::SUCCESS)

@@ -88,7 +88,11 @@ pub async fn start_native_worker(
     Ok((actor, ended))
 }
 
-async fn start_worker<E: Engine>(
+/// Starts a worker with any engine, whose simulated pages leave over `link`.
+///
+/// # Errors
+/// If the actor does not start.
+pub async fn start_worker<E: Engine>(
     who: Worker,
     engine: E,
     link: LinkModel,

@@ -53,6 +53,7 @@ impl PlaneConfig {
         LinkModel {
             bytes_per_sec: self.link_bytes_per_s.max(1),
             setup: pinion_schemas::Micros::ZERO,
+            trouble: None,
         }
     }
 }

@@ -5,21 +5,66 @@
 
 use pinion_schemas::Micros;
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// How fast a link is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct LinkModel {
     /// Bytes per second; 0 counts as 1.
     pub bytes_per_sec: u64,
     /// Fixed cost of each transfer: the exchange before the first byte, microseconds.
     pub setup: Micros,
+    /// What is wrong with it, for whoever wants to break it.
+    pub trouble: Option<Arc<Trouble>>,
+}
+
+/// What is wrong with a link at the moment. The default is nothing.
+#[derive(Debug, Default)]
+pub struct Trouble {
+    stuck_until: AtomicU64,
+    slowness: AtomicU64,
+    corrupts: AtomicBool,
+}
+
+impl Trouble {
+    /// Nothing is done before this time of the node's clock, microseconds.
+    pub fn stick(&self, until: Micros) {
+        self.stuck_until.store(until.0, Ordering::Relaxed);
+    }
+
+    /// A transfer that begins now takes so many times as long; 0 and 1 change nothing.
+    pub fn slow(&self, times: u64) {
+        self.slowness.store(times, Ordering::Relaxed);
+    }
+
+    /// Whether bits flip on the way.
+    pub fn corrupt(&self, corrupts: bool) {
+        self.corrupts.store(corrupts, Ordering::Relaxed);
+    }
 }
 
 impl LinkModel {
     /// How long `bytes` keep the link busy, rounded up.
     pub fn time(&self, bytes: u64) -> Micros {
-        self.setup
-            .plus(Micros::for_amount(u128::from(bytes), self.bytes_per_sec))
+        let slowness = self.trouble.as_ref().map_or(0, |t| t.slowness.load(Ordering::Relaxed));
+        let time = Micros::for_amount(u128::from(bytes), self.bytes_per_sec);
+        self.setup.plus(Micros(time.0.saturating_mul(slowness.max(1))))
+    }
+
+    /// Words that pass the link, as they arrive.
+    pub fn carry(&self, words: &mut [u64]) {
+        let corrupts = |t: &Arc<Trouble>| t.corrupts.load(Ordering::Relaxed);
+        if self.trouble.as_ref().is_some_and(corrupts)
+            && let Some(word) = words.first_mut()
+        {
+            *word ^= 1;
+        }
+    }
+
+    fn stuck_until(&self) -> Micros {
+        let until = |t: &Arc<Trouble>| t.stuck_until.load(Ordering::Relaxed);
+        Micros(self.trouble.as_ref().map_or(0, until))
     }
 }
 
@@ -48,6 +93,11 @@ impl<K: PartialEq> Link<K> {
         }
     }
 
+    /// How fast it is.
+    pub fn model(&self) -> &LinkModel {
+        &self.model
+    }
+
     /// Puts a transfer behind those that are there.
     pub fn begin(&mut self, now: Micros, key: K, bytes: u64) {
         if self.waiting.is_empty() {
@@ -70,7 +120,8 @@ impl<K: PartialEq> Link<K> {
 
     /// When the next transfer is done.
     pub fn next_done(&self) -> Option<Micros> {
-        self.waiting.front().map(|t| self.begun.plus(t.time))
+        let done = self.waiting.front().map(|t| self.begun.plus(t.time))?;
+        Some(done.max(self.model.stuck_until()))
     }
 
     /// A transfer that is done by `now`, in their order; call it until there is none.
@@ -89,6 +140,7 @@ mod tests {
     const MODEL: LinkModel = LinkModel {
         bytes_per_sec: 1_000_000,
         setup: Micros(5),
+        trouble: None,
     };
 
     fn link() -> Link<u8> {
@@ -124,9 +176,32 @@ mod tests {
         let model = LinkModel {
             bytes_per_sec: 0,
             setup: Micros(0),
+            trouble: None,
         };
         assert_eq!(model.time(3), Micros(3_000_000));
         assert_eq!(model.time(u64::MAX), Micros(u64::MAX));
+    }
+
+    #[test]
+    fn a_link_in_trouble_sticks_slows_and_flips_a_bit() {
+        let trouble = Arc::new(Trouble::default());
+        let model = LinkModel {
+            trouble: Some(trouble.clone()),
+            ..MODEL
+        };
+        let mut link = Link::new(model.clone());
+        trouble.slow(3);
+        link.begin(Micros(0), 1, 10);
+        assert_eq!(link.next_done(), Some(Micros(35)));
+        trouble.stick(Micros(1_000));
+        assert_eq!(link.take_done(Micros(999)), None);
+        assert_eq!(link.take_done(Micros(1_000)), Some(1));
+        let mut words = [8, 9];
+        model.carry(&mut words);
+        assert_eq!(words, [8, 9]);
+        trouble.corrupt(true);
+        model.carry(&mut words);
+        assert_eq!(words, [9, 9]);
     }
 
     proptest! {

@@ -309,7 +309,9 @@ impl<E: Engine> Decode<E> {
         };
         let over_plane = grant.slots.map(|slots| self.bytes(chain, from, slots));
         if over_plane.is_none() {
-            commit.contents = self.engine.export(chain).into_iter().skip(from).map(|p| p.1).collect();
+            let pages = self.engine.export(chain);
+            commit.contents = grants::sealed(pages.get(from..).unwrap_or_default());
+            self.syncs.link.model().carry(&mut commit.contents);
         }
         let token = self.syncs.token(key, sync, Asked::Bytes);
         let bytes = self.engine.page_bytes().saturating_mul(commit.names.len() as u64);

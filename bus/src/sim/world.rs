@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::store::KvStore;
-use super::{Faults, Restart, SERVER, SimNet};
+use super::{Faults, Restart, SERVER, Seen, SimNet, Tap, What};
 use crate::{BusError, Message, subject};
 
 /// Messages a client buffers while the server is away, as the control connection of `NatsBus` does; then publish
@@ -50,6 +50,8 @@ pub(super) struct World {
     pub(super) faults: Faults,
     pub(super) log: Vec<String>,
     pub(super) log_hash: u64,
+    pub(super) logs: bool,
+    pub(super) tap: Option<Tap>,
     pub(super) waiting: BTreeMap<String, Waiter>,
     pub(super) restarts: u64,
     pub(super) noticed: bool,
@@ -66,16 +68,13 @@ pub(super) struct World {
     next_id: u64,
     up_at: Instant,
     held: VecDeque<(String, Message)>,
+    /// Ways on which nothing passes: from, to.
     cuts: BTreeSet<(String, String)>,
+    /// What is added to each journey from or to an endpoint.
+    lags: BTreeMap<String, Duration>,
+    /// How often an endpoint has crashed.
+    lives: BTreeMap<String, u64>,
     pub(super) store: KvStore,
-}
-
-fn pair(a: &str, b: &str) -> (String, String) {
-    if a <= b {
-        (a.to_owned(), b.to_owned())
-    } else {
-        (b.to_owned(), a.to_owned())
-    }
 }
 
 fn fnv(mut hash: u64, bytes: &[u8]) -> u64 {
@@ -93,6 +92,8 @@ impl World {
             faults,
             log: Vec::new(),
             log_hash: FNV_START,
+            logs: true,
+            tap: None,
             waiting: BTreeMap::new(),
             restarts: 0,
             noticed: false,
@@ -108,6 +109,8 @@ impl World {
             up_at: now,
             held: VecDeque::new(),
             cuts: BTreeSet::new(),
+            lags: BTreeMap::new(),
+            lives: BTreeMap::new(),
             store: KvStore::default(),
         }
     }
@@ -129,28 +132,45 @@ impl World {
         min + Duration::from_micros(self.random.next_u64() % (spread + 1))
     }
 
-    fn note(&mut self, now: Instant, what: &str, from: &str, to: &str, message: &Message) {
+    fn note(&mut self, now: Instant, what: What, from: &str, to: &str, message: &Message) {
+        let at = now.saturating_duration_since(self.start);
+        if let Some(tap) = &mut self.tap {
+            tap(&Seen::Message {
+                at,
+                what,
+                from,
+                to,
+                message,
+            });
+        }
+        if !self.logs {
+            return;
+        }
         let body = fnv(
             fnv(FNV_START, format!("{:?}", message.headers.0).as_bytes()),
             &message.payload,
         );
-        let at = now.saturating_duration_since(self.start).as_micros();
         self.line(format!(
-            "{at} {what} {from} {to} {} {} {body:016x}",
+            "{} {what} {from} {to} {} {} {body:016x}",
+            at.as_micros(),
             message.subject,
             message.payload.len()
         ));
     }
 
     fn line(&mut self, line: String) {
+        if !self.logs {
+            return;
+        }
         self.log_hash = fnv(fnv(self.log_hash, line.as_bytes()), b"\n");
         if self.log.len() < SimNet::LOG_LINES_MAX {
             self.log.push(line);
         }
     }
 
+    /// Nothing passes from `a` to `b` any more; what is on its way there is lost.
     pub(super) fn cut(&mut self, a: &str, b: &str) {
-        self.cuts.insert(pair(a, b));
+        self.cuts.insert((a.to_owned(), b.to_owned()));
         let (cuts, flights) = (&self.cuts, &mut self.flights);
         let (subscribers, waiting) = (&self.subscribers, &self.waiting);
         flights.retain(|_, flight| {
@@ -163,11 +183,41 @@ impl World {
     }
 
     pub(super) fn heal(&mut self, a: &str, b: &str) {
-        self.cuts.remove(&pair(a, b));
+        self.cuts.remove(&(a.to_owned(), b.to_owned()));
+        self.cuts.remove(&(b.to_owned(), a.to_owned()));
     }
 
+    pub(super) fn lag(&mut self, endpoint: &str, lag: Duration) {
+        self.lags.insert(endpoint.to_owned(), lag);
+    }
+
+    fn lag_of(&self, endpoint: &str) -> Duration {
+        self.lags.get(endpoint).copied().unwrap_or_default()
+    }
+
+    /// Whether something sent by `a` gets to `b`.
     pub(super) fn reachable(&self, a: &str, b: &str) -> bool {
         reachable(&self.cuts, a, b)
+    }
+
+    /// Which life of the endpoint this is.
+    pub(super) fn life(&self, endpoint: &str) -> u64 {
+        self.lives.get(endpoint).copied().unwrap_or_default()
+    }
+
+    /// Whoever has the endpoint now is dead: the server drops its subscriptions, and nothing of it is sent any more.
+    pub(super) fn crash(&mut self, endpoint: &str) {
+        *self.lives.entry(endpoint.to_owned()).or_default() += 1;
+        let gone: Vec<u64> = self
+            .subscribers
+            .iter()
+            .filter(|(_, s)| s.endpoint == endpoint)
+            .map(|(id, _)| *id)
+            .collect();
+        for id in gone {
+            self.unsubscribe(id);
+        }
+        self.held.retain(|(from, _)| from != endpoint);
     }
 
     pub(super) fn is_down(&self, now: Instant) -> bool {
@@ -188,19 +238,26 @@ impl World {
             }
         }
         self.store.lose(restart.lose_writes);
-        let at = now.saturating_duration_since(self.start).as_micros();
-        self.line(format!("{at} restart {lost} in flight lost"));
+        let at = now.saturating_duration_since(self.start);
+        if let Some(tap) = &mut self.tap {
+            tap(&Seen::Restart { at });
+        }
+        self.line(format!("{} restart {lost} in flight lost", at.as_micros()));
     }
 
     pub(super) fn subscribe(
         &mut self,
-        endpoint: &str,
+        (endpoint, life): (&str, u64),
         pattern: &str,
         queue: Option<String>,
     ) -> (u64, mpsc::Receiver<Message>) {
         let id = self.id();
+        let alive = life == self.life(endpoint);
         let capacity = self.faults.subscription_capacity.max(1);
         let (sender, receiver) = mpsc::channel(capacity);
+        if !alive {
+            return (id, receiver); // nobody sends to it
+        }
         if pattern.split('.').any(|token| token == "*" || token == ">") {
             self.wild.insert(id);
         } else {
@@ -268,9 +325,9 @@ impl World {
             }
             return !full;
         }
-        self.note(now, "sent", from, "-", message);
+        self.note(now, What::Sent, from, "-", message);
         if !self.reachable(from, SERVER) {
-            self.note(now, "cut", from, SERVER, message);
+            self.note(now, What::Cut, from, SERVER, message);
             return true;
         }
         if self.waiting.contains_key(&message.subject) {
@@ -306,8 +363,9 @@ impl World {
             Target::Inbox => (self.waiting.get(&message.subject).map(|w| w.endpoint.clone()), 0),
         };
         let to = to.unwrap_or_default();
+        at += self.lag_of(from) + self.lag_of(&to);
         if lost || !self.reachable(from, &to) {
-            self.note(now, if lost { "lost" } else { "cut" }, from, &to, message);
+            self.note(now, if lost { What::Lost } else { What::Cut }, from, &to, message);
             return;
         }
         if floor_of != 0 {
@@ -366,7 +424,7 @@ impl World {
         match target {
             Target::Inbox => {
                 if let Some(waiter) = self.waiting.remove(&message.subject) {
-                    self.note(now, "answered", &from, &waiter.endpoint, &message);
+                    self.note(now, What::Answered, &from, &waiter.endpoint, &message);
                     let _ = waiter.sender.send(Ok(message));
                 }
             }
@@ -374,18 +432,26 @@ impl World {
                 let Some(subscriber) = self.subscribers.get(&id) else {
                     return;
                 };
-                let to = format!("{}#{id}", subscriber.endpoint);
                 let what = match subscriber.sender.try_send(message.clone()) {
-                    Ok(()) => "got".to_owned(),
-                    Err(mpsc::error::TrySendError::Full(_)) => format!("slow({})", subscriber.capacity),
-                    Err(mpsc::error::TrySendError::Closed(_)) => "gone".to_owned(),
+                    Ok(()) => What::Got,
+                    Err(mpsc::error::TrySendError::Full(_)) => What::Slow(subscriber.capacity),
+                    Err(mpsc::error::TrySendError::Closed(_)) => What::Gone,
                 };
-                self.note(now, &what, &from, &to, &message);
+                let to = subscriber.endpoint.clone();
+                self.note(now, what, &from, &to, &message);
             }
         }
     }
 
     pub(super) fn kv_write(&mut self, bucket: &str, key: &str, value: Option<Bytes>) -> u64 {
+        if let Some(tap) = &mut self.tap {
+            let at = Instant::now().saturating_duration_since(self.start);
+            tap(&Seen::Written {
+                at,
+                key,
+                value: value.as_deref(),
+            });
+        }
         let revision = self.store.write(bucket, key, value);
         self.line(format!("kv {bucket} {key} {revision}"));
         revision
@@ -393,6 +459,6 @@ impl World {
 }
 
 fn reachable(cuts: &BTreeSet<(String, String)>, a: &str, b: &str) -> bool {
-    let cut = |a: &str, b: &str| !cuts.is_empty() && cuts.contains(&pair(a, b));
-    !cut(a, b) && !cut(a, SERVER) && !cut(b, SERVER)
+    let cut = |a: &str, b: &str| !cuts.is_empty() && cuts.contains(&(a.to_owned(), b.to_owned()));
+    !cut(a, b) && !cut(a, SERVER) && !cut(SERVER, b)
 }

@@ -16,28 +16,33 @@
 
 mod client;
 mod dice;
+mod engine;
 
 pub use client::{Answer, Ask, Clients, End, TurnError};
 pub use dice::Dice;
+pub use engine::{EngineSeen, EngineTrouble, EngineWatch};
 
 use crate::engine::sim::{SimConfig, SimEngine, continuation};
-use crate::node::{Worker, WorkerRole, start_sim_worker};
+use crate::node::{Worker, WorkerRole, start_worker};
 use bytes::Bytes;
+use engine::Breakable;
 use pinion_actors::control::Control;
 use pinion_actors::router::RouterConfig;
 use pinion_actors::shell::{self, Context, Envelope};
 use pinion_actors::{Engine as _, Role};
-use pinion_bus::sim::{Faults, SimNet};
+use pinion_bus::sim::{Faults, SimNet, Tap};
 use pinion_bus::{Bus, BusError, Headers, Subscription};
 use pinion_core::route;
 use pinion_schemas::subject::{Kind, Subjects};
-use pinion_schemas::{BackupTargets, Class, ClusterId, Epoch, IdError, WorkerId};
+use pinion_schemas::{BackupTargets, Class, ClusterId, Epoch, IdError, Micros, WorkerId};
 use pinion_transfer::Paths;
+use pinion_transfer::sim::{LinkModel, Trouble};
 use ractor::ActorRef;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Different tokens that the engines of [`Shape::default`] write: what [`expected`] and [`prompt`] assume.
 pub const VOCAB: u32 = 1_000;
@@ -48,7 +53,7 @@ const HEARD_OF: Duration = Duration::from_secs(2);
 const VIEW_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What a cluster consists of.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Shape {
     /// Of every random choice of the network.
     pub seed: u64,
@@ -163,7 +168,16 @@ pub struct Cluster {
     /// What it was built from.
     pub shape: Shape,
     controls: BTreeMap<String, Control>,
-    workers: BTreeMap<String, ActorRef<Envelope>>,
+    workers: BTreeMap<String, Running>,
+    watch: Option<EngineWatch>,
+}
+
+/// A worker.
+struct Running {
+    actor: ActorRef<Envelope>,
+    origin: Instant,
+    engine: Arc<EngineTrouble>,
+    link: Arc<Trouble>,
 }
 
 /// Name of the cluster.
@@ -198,7 +212,18 @@ impl Cluster {
     /// # Errors
     /// [`WorldError`], if a node does not start.
     pub async fn start(shape: Shape) -> Result<Self, WorldError> {
+        Self::start_watched(shape, None, None).await
+    }
+
+    /// The same, before the eyes of whoever watches its network and its engines.
+    ///
+    /// # Errors
+    /// [`WorldError`], if a node does not start.
+    pub async fn start_watched(shape: Shape, tap: Option<Tap>, watch: Option<EngineWatch>) -> Result<Self, WorldError> {
         let net = SimNet::new(shape.seed, shape.faults.clone());
+        if let Some(tap) = tap {
+            net.watch(tap);
+        }
         let client: Arc<dyn Bus> = Arc::new(net.endpoint("client"));
         let subjects = Subjects::new(&cluster_id());
         let controls: Result<_, _> = shape.controls().iter().map(|name| worker_id(name)).collect();
@@ -210,6 +235,7 @@ impl Cluster {
             shape: shape.clone(),
             controls: BTreeMap::new(),
             workers: BTreeMap::new(),
+            watch,
         };
         for name in shape.controls() {
             this.control(&name, 1).await?;
@@ -222,7 +248,10 @@ impl Cluster {
     }
 
     fn context(&self, name: &str) -> Context {
-        Context::new(Arc::new(self.net.endpoint(name)))
+        Context {
+            stopped: Some(self.net.stopped(name)),
+            ..Context::new(Arc::new(self.net.endpoint(name)))
+        }
     }
 
     /// Starts a control node; `birth` must be higher than that of an earlier one of that name.
@@ -260,9 +289,24 @@ impl Cluster {
             role,
             epoch: Epoch(epoch),
         };
-        let started = start_sim_worker(worker, self.shape.engine_of(name).clone(), self.context(name)).await;
+        let config = self.shape.engine_of(name).clone();
+        let (trouble, stuck) = (Arc::<EngineTrouble>::default(), Arc::<Trouble>::default());
+        let link = LinkModel {
+            trouble: Some(stuck.clone()),
+            ..config.cost.link()
+        };
+        let engine = Breakable::new(name, SimEngine::new(config), trouble.clone(), self.watch.clone());
+        let context = self.context(name);
+        let origin = context.origin;
+        let started = start_worker(worker, engine, link, Vec::new(), context).await;
         let (actor, _) = started.map_err(|why| spawn_error(name, why))?;
-        self.workers.insert(name.to_owned(), actor);
+        let running = Running {
+            actor,
+            origin,
+            engine: trouble,
+            link: stuck,
+        };
+        self.workers.insert(name.to_owned(), running);
         Ok(())
     }
 
@@ -280,9 +324,16 @@ impl Cluster {
             paths,
             ..self.context(name)
         };
+        let origin = context.origin;
         let started = shell::spawn(name, role, context).await;
         let (actor, _) = started.map_err(|why| spawn_error(name, why))?;
-        self.workers.insert(name.to_owned(), actor);
+        let running = Running {
+            actor,
+            origin,
+            engine: Arc::default(),
+            link: Arc::default(),
+        };
+        self.workers.insert(name.to_owned(), running);
         Ok(())
     }
 
@@ -292,12 +343,13 @@ impl Cluster {
     /// [`WorldError::Absent`]
     pub fn kill(&mut self, name: &str) -> Result<(), WorldError> {
         if let Some(worker) = self.workers.remove(name) {
-            worker.kill();
+            worker.actor.kill();
         } else if let Some(control) = self.controls.remove(name) {
             control.stop();
         } else {
             return Err(WorldError::Absent { name: name.to_owned() });
         }
+        self.net.crash(name);
         Ok(())
     }
 
@@ -309,6 +361,20 @@ impl Cluster {
     /// Whether a node of that name runs.
     pub fn runs(&self, name: &str) -> bool {
         self.workers.contains_key(name) || self.controls.contains_key(name)
+    }
+
+    /// What is wrong with the engine and the link of a worker, to change it, and the time of its clock, microseconds. Those of one
+    /// that was started by [`Cluster::worker_as`] do nothing.
+    ///
+    /// # Errors
+    /// [`WorldError::Absent`]
+    pub fn trouble(&self, worker: &str) -> Result<(&EngineTrouble, &Trouble, Micros), WorldError> {
+        let absent = || WorldError::Absent {
+            name: worker.to_owned(),
+        };
+        let running = self.workers.get(worker).ok_or_else(absent)?;
+        let now = Micros(running.origin.elapsed().as_micros() as u64);
+        Ok((&running.engine, &running.link, now))
     }
 
     /// Sends an interactive turn, and gives back a future of its end.

@@ -91,6 +91,7 @@ impl CostModel {
         LinkModel {
             bytes_per_sec: self.link_bytes_per_sec,
             setup: Micros::ZERO,
+            trouble: None,
         }
     }
 
