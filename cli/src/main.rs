@@ -1,6 +1,7 @@
 //! `pinion`: every role of a cluster, and the tools of its operators.
 
 mod config;
+mod evidence;
 mod inspect;
 mod model;
 mod replay;
@@ -90,6 +91,12 @@ enum Command {
     },
     /// Replay a trace against a running gateway.
     Replay(replay::ReplayArgs),
+    /// Compare two arms on identical requests.
+    Compare(evidence::CompareArgs),
+    /// Look at slices of the turns: where an arm is fast or slow.
+    Stratify(evidence::StratifyArgs),
+    /// Write a report of runs, one HTML file: tables, slices, losses, pictures.
+    Report(evidence::ReportArgs),
     /// Look at traces, sample, convert and make them up.
     #[command(subcommand)]
     Trace(trace::TraceCommand),
@@ -246,6 +253,9 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Worker(command) => worker(Tools::new(config), command)?,
         Command::Events { seconds } => Tools::new(config).events(None, seconds)?,
         Command::Replay(arguments) => return replay::run(&config, arguments),
+        Command::Compare(arguments) => evidence::compare(&arguments)?,
+        Command::Stratify(arguments) => evidence::stratify(&arguments)?,
+        Command::Report(arguments) => evidence::report(arguments)?,
         Command::Trace(command) => trace::run(command, &config)?,
         Command::Config => print!("{}", toml::to_string_pretty(&config)?),
     }

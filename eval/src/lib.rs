@@ -1,6 +1,7 @@
-//! Traces, replay and statistics.
+//! Traces, replay, statistics, and the report made of them.
 
 pub mod bar;
+pub mod evidence;
 pub mod replay;
 pub mod stats;
 pub mod synth;
