@@ -249,12 +249,7 @@ impl Bars {
     fn draw(&self, area: &Area<'_>) -> Result<(), EvidenceError> {
         let heights = self.bars.iter().map(|(_, parts)| parts.iter().sum());
         // Names of bars are set upright where they would touch each other.
-        let longest = self
-            .bars
-            .iter()
-            .map(|(name, _)| name.chars().count())
-            .max()
-            .unwrap_or(0);
+        let longest = self.bars.iter().map(|(name, _)| text_width(name)).max().unwrap_or(0);
         let upright = longest as usize * self.bars.len() > SIZE.0 as usize - 90;
         let font = ("sans-serif", TEXT).into_font();
         let font = if upright {
