@@ -3,3 +3,4 @@
 pub mod engine;
 pub mod node;
 pub mod plane;
+pub mod world;

@@ -1,7 +1,7 @@
 //! D→P sync: what a turn committed is soon on a prefill worker too, so that a lost D costs little.
 
-use crate::harness::{Cluster, Shape, expected, in_virtual_time, prompt};
 use pinion_gpu_agent::engine::sim::SimConfig;
+use pinion_gpu_agent::world::{Cluster, Shape, expected, in_virtual_time, prompt};
 use pinion_schemas::subject::Kind;
 use pinion_schemas::{BackupTargets, Path};
 use std::sync::{Arc, Mutex};
@@ -54,6 +54,7 @@ async fn pinned(cluster: &Cluster) -> String {
         if !cluster
             .inspect(Kind::Decode, name)
             .await
+            .unwrap()
             .contains("\"resident_pages\":0")
         {
             return name.to_owned();
@@ -75,7 +76,7 @@ struct Lost {
 
 /// Three turns, the D dies, a fourth.
 async fn lose_the_decode_worker(shape: Shape) -> Lost {
-    let mut cluster = Cluster::start(shape).await;
+    let mut cluster = Cluster::start(shape).await.unwrap();
     let events = listen(&cluster).await;
     let mut context = prompt(1, 700);
     let mut committed = Vec::new();
@@ -88,7 +89,7 @@ async fn lose_the_decode_worker(shape: Shape) -> Lost {
     }
     sleep(Duration::from_secs(2)).await;
     let victim = pinned(&cluster).await;
-    cluster.kill(&victim);
+    cluster.kill(&victim).unwrap();
     // Until the router knows.
     sleep(Duration::from_secs(10)).await;
     let answer = cluster.submit("s", context.clone(), 60).await.unwrap();
@@ -144,16 +145,17 @@ fn without_a_backup_it_costs_what_was_never_on_a_prefill_worker() {
 #[test]
 fn a_new_prefill_worker_gets_the_whole_session() {
     in_virtual_time(async {
-        let mut cluster = Cluster::start(shape(BackupTargets::LastPrefill, 1)).await;
+        let mut cluster = Cluster::start(shape(BackupTargets::LastPrefill, 1)).await.unwrap();
         let events = listen(&cluster).await;
         let mut context = prompt(1, 700);
         for turn in 0..3 {
             if turn == 2 {
-                cluster.kill("p0");
+                cluster.kill("p0").unwrap();
                 sleep(Duration::from_secs(10)).await;
                 cluster
                     .worker("p0", pinion_gpu_agent::node::WorkerRole::Prefill, 2)
-                    .await;
+                    .await
+                    .unwrap();
                 sleep(Duration::from_secs(2)).await;
             }
             let answer = cluster.submit("s", context.clone(), 20).await.unwrap();
@@ -167,7 +169,7 @@ fn a_new_prefill_worker_gets_the_whole_session() {
             );
             context.extend(prompt(5 + turn, 40));
         }
-        let view = cluster.inspect(Kind::Prefill, "p0").await;
+        let view = cluster.inspect(Kind::Prefill, "p0").await.unwrap();
         assert!(!view.contains("\"resident_pages\":0"), "{view}");
     });
 }

@@ -5,12 +5,12 @@
 //! served it before. The router ranks by overlap, so all hundred are sent there first.
 
 use crate::books::{Breach, Budget};
-use crate::harness::{Cluster, Dice, Shape, VOCAB, cluster_id, expected, in_virtual_time, prompt};
 use crate::watch::Watch;
 use pinion_actors::Engine;
 use pinion_actors::decode::{Decode, DecodeConfig};
 use pinion_core::permits;
 use pinion_gpu_agent::engine::sim::{SimConfig, SimEngine};
+use pinion_gpu_agent::world::{Cluster, Dice, Shape, VOCAB, cluster_id, expected, in_virtual_time, prompt};
 use pinion_schemas::limits::{DIRECT_APPEND_TOKENS_MAX, PENDING_SEEDS_MAX};
 use pinion_schemas::subject::Kind;
 use pinion_schemas::{Class, Epoch, Path, WorkerId};
@@ -49,6 +49,7 @@ async fn cluster(decode: u32) -> Cluster {
         ..Shape::default()
     })
     .await
+    .unwrap()
 }
 
 fn context(session: u32, length: u32) -> Vec<u32> {
@@ -91,7 +92,7 @@ async fn burst(cluster: &Cluster, sessions: u32) -> (Arc<Mutex<Watch>>, String) 
         .collect();
     while !turns.iter().all(tokio::task::JoinHandle::is_finished) {
         for worker in WORKERS {
-            cluster.inspect(Kind::Decode, worker).await;
+            cluster.inspect(Kind::Decode, worker).await.unwrap();
         }
         sleep(Duration::from_millis(10)).await;
     }
@@ -165,8 +166,9 @@ fn a_worker_that_keeps_to_a_larger_budget_is_caught() {
                 secret: 0,
             };
             cluster
-                .worker_as(name, Decode::new(config, SimEngine::new(engine())))
-                .await;
+                .worker_as(name, Decode::new(config, SimEngine::new(engine())), None)
+                .await
+                .unwrap();
         }
         sleep(Duration::from_secs(2)).await;
         let (watch, favourite) = burst(&cluster, 20).await;

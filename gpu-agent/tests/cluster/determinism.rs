@@ -3,10 +3,9 @@
 //! Two processes, because what differs between processes (addresses, the hash seeds of the standard library, the clock, the
 //! random numbers of the operating system) is the same twice inside one, or differs there only by luck.
 
-use crate::client::Clients;
-use crate::harness::{Cluster, Dice, Shape, expected, in_virtual_time, prompt};
 use pinion_bus::sim::{Faults, Restart, SERVER, SimNet};
 use pinion_gpu_agent::node::WorkerRole;
+use pinion_gpu_agent::world::{Clients, Cluster, Dice, Shape, expected, in_virtual_time, prompt};
 use pinion_schemas::Class;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -51,7 +50,7 @@ async fn break_things(cluster: &mut Cluster, mut dice: Dice) {
     sleep(dice.millis(500, 2_500)).await;
     cluster.net.heal(&cut, SERVER);
     sleep(dice.millis(200, 1_500)).await;
-    cluster.kill(&killed);
+    cluster.kill(&killed).unwrap();
     sleep(dice.millis(200, 1_500)).await;
     cluster.net.restart(Restart {
         down: dice.millis(100, 1_500),
@@ -59,7 +58,7 @@ async fn break_things(cluster: &mut Cluster, mut dice: Dice) {
         lose_writes: dice.between(0, 10) as usize,
     });
     sleep(dice.millis(500, 2_000)).await;
-    cluster.worker(&killed, WorkerRole::Decode, 2).await;
+    cluster.worker(&killed, WorkerRole::Decode, 2).await.unwrap();
     let control = format!("c{}", dice.between(0, 2));
     sleep(dice.millis(0, 1_000)).await;
     cluster.net.partition(&control, SERVER);
@@ -99,7 +98,7 @@ async fn run(seed: u64) -> Run {
         prefill: 2,
         ..Shape::default()
     };
-    let mut cluster = Cluster::start(shape).await;
+    let mut cluster = Cluster::start(shape).await.unwrap();
     let ends = Arc::new(Mutex::new(Vec::new()));
     let sessions: Vec<_> = (0..SESSIONS)
         .map(|s| {

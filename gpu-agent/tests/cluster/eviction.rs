@@ -1,8 +1,8 @@
 //! A working set 2.7 times the pool (digest C-1, where the prototype threw whole sessions out, 67 K tokens at a time): here pages go, one
 //! by one from the tail of what is used least, and a session that comes back pays for what it lost and for nothing else.
 
-use crate::harness::{Cluster, Dice, Shape, expected, in_virtual_time, prompt};
 use pinion_gpu_agent::engine::sim::SimConfig;
+use pinion_gpu_agent::world::{Cluster, Dice, Shape, expected, in_virtual_time, prompt};
 use pinion_schemas::messages::{PagesEvicted, PagesStored};
 use pinion_schemas::subject::Kind;
 use pinion_schemas::wire::{self, Schema as _};
@@ -65,7 +65,7 @@ fn pages_are_evicted_and_not_sessions() {
             },
             ..Shape::default()
         };
-        let cluster = Cluster::start(shape).await;
+        let cluster = Cluster::start(shape).await.unwrap();
         let told = listen(&cluster).await;
         // 24 sessions of some 940 tokens are 2.7 times 8,192.
         let mut contexts: Vec<Vec<u32>> = (0..SESSIONS).map(|s| prompt(s + 1, 720)).collect();

@@ -1,8 +1,8 @@
 //! One thing is lost, once, and comes back: that costs a turn seconds, not its life. `determinism::no_seed_loses_a_turn` found
 //! these; here each is as small as it can be.
 
-use crate::harness::{Cluster, Shape, expected, in_virtual_time, prompt};
 use pinion_gpu_agent::node::WorkerRole;
+use pinion_gpu_agent::world::{Cluster, Shape, expected, in_virtual_time, prompt};
 use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
@@ -20,12 +20,12 @@ fn one_of_each() -> Shape {
 #[test]
 fn a_fresh_turn_waits_for_the_only_prefill_worker_to_come_back() {
     in_virtual_time(async {
-        let mut cluster = Cluster::start(one_of_each()).await;
-        cluster.kill("p0");
+        let mut cluster = Cluster::start(one_of_each()).await.unwrap();
+        cluster.kill("p0").unwrap();
         sleep(Duration::from_secs(10)).await;
         let turn = tokio::spawn(cluster.submit("s", prompt(1, 300), 5));
         sleep(Duration::from_secs(2)).await;
-        cluster.worker("p0", WorkerRole::Prefill, 2).await;
+        cluster.worker("p0", WorkerRole::Prefill, 2).await.unwrap();
         let answer = turn.await.unwrap().expect("the turn should have waited");
         assert_eq!(answer.tokens, expected(&prompt(1, 300), 5));
     });
@@ -35,7 +35,7 @@ fn a_fresh_turn_waits_for_the_only_prefill_worker_to_come_back() {
 #[test]
 fn a_lost_permit_costs_seconds_and_not_the_turn() {
     in_virtual_time(async {
-        let cluster = Cluster::start(one_of_each()).await;
+        let cluster = Cluster::start(one_of_each()).await.unwrap();
         let begun = Instant::now();
         let submit = |s| tokio::spawn(cluster.submit(&format!("s{s}"), prompt(s, 600), 5));
         let turns: Vec<_> = (0..8).map(submit).collect();
@@ -54,7 +54,7 @@ fn a_lost_permit_costs_seconds_and_not_the_turn() {
 #[test]
 fn a_lost_failure_of_a_seed_costs_seconds_and_not_the_turn() {
     in_virtual_time(async {
-        let cluster = Cluster::start(one_of_each()).await;
+        let cluster = Cluster::start(one_of_each()).await.unwrap();
         let begun = Instant::now();
         let turn = tokio::spawn(cluster.submit("s", prompt(1, 3_000), 5));
         // The pages are ready after 0.27 s, and the P waits 1.5 s for the D to have them.
@@ -78,10 +78,10 @@ fn leaving_is_deterministic() {
             control: 2,
             ..Shape::default()
         };
-        let mut cluster = Cluster::start(shape).await;
+        let mut cluster = Cluster::start(shape).await.unwrap();
         // A multiple of the time between two rounds, 800 ms, after the start.
         sleep(Duration::from_millis(2_800)).await;
-        cluster.controls.remove("c1").unwrap().leave().await;
+        cluster.take_control("c1").unwrap().leave().await;
         cluster.net.log()
     }
     let logs: Vec<_> = (0..16).map(|_| in_virtual_time(log_of_a_leave())).collect();

@@ -6,17 +6,14 @@
 //! | [`determinism`] | the same seed gives the same bytes in another process, under faults |
 //! | [`burst`] | a burst of fresh sessions keeps every decode worker inside its pending-seed budget (I4) |
 //! | [`losses`] | one thing is lost once: what that still costs too much |
-//! | [`harness`], [`client`] | how to build a cluster, and a client that follows a turn to its end |
 //! | [`books`], [`watch`] | one D's permits as an observer of the bus counts them |
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
 mod backup;
 mod books;
 mod burst;
-mod client;
 mod determinism;
 mod eviction;
-mod harness;
 mod losses;
 mod moves;
 mod pages;

@@ -1,8 +1,8 @@
 //! A session leaves a D that still has its pages: they go straight to the next one, and no P computes them again.
 
-use crate::harness::{Cluster, Shape, expected, in_virtual_time, prompt};
 use bytes::Bytes;
 use pinion_bus::Headers;
+use pinion_gpu_agent::world::{Cluster, Shape, expected, in_virtual_time, prompt};
 use pinion_schemas::messages::{LegFailed, PagesMove};
 use pinion_schemas::subject::Kind;
 use pinion_schemas::{AbortReason, BackupTargets, Epoch, Micros, PageHash, Path, PermitId, RequestId, WorkerId, wire};
@@ -30,6 +30,7 @@ async fn drained(cluster: &Cluster) -> (Vec<u32>, [&'static str; 2]) {
     let first = cluster
         .inspect(Kind::Decode, "d0")
         .await
+        .unwrap()
         .contains("\"resident_pages\":0");
     let workers = if first { ["d1", "d0"] } else { ["d0", "d1"] };
     let pinned = WorkerId::new(workers[0]).unwrap();
@@ -48,9 +49,9 @@ async fn drained(cluster: &Cluster) -> (Vec<u32>, [&'static str; 2]) {
 #[test]
 fn a_drained_worker_hands_its_session_over_without_any_prefill_worker() {
     in_virtual_time(async {
-        let mut cluster = Cluster::start(two()).await;
+        let mut cluster = Cluster::start(two()).await.unwrap();
         let (context, _) = drained(&cluster).await;
-        cluster.kill("p0");
+        cluster.kill("p0").unwrap();
         sleep(Duration::from_secs(10)).await;
         let answer = cluster.submit("s", context.clone(), 8).await.unwrap();
         assert_eq!((answer.tokens, answer.path), (expected(&context, 8), Path::Reseed));
@@ -63,16 +64,16 @@ fn a_drained_worker_hands_its_session_over_without_any_prefill_worker() {
 #[test]
 fn one_that_dies_while_it_hands_over_costs_a_prefill_and_no_turn() {
     in_virtual_time(async {
-        let mut cluster = Cluster::start(two()).await;
+        let mut cluster = Cluster::start(two()).await.unwrap();
         let (context, [from, to]) = drained(&cluster).await;
         let turn = tokio::spawn(cluster.submit("s", context.clone(), 8));
         sleep(Duration::from_millis(60)).await;
-        let waits = cluster.inspect(Kind::Decode, to).await;
+        let waits = cluster.inspect(Kind::Decode, to).await.unwrap();
         assert!(
             waits.contains("\"running\":false"),
             "the pages are there already: {waits}"
         );
-        cluster.kill(from);
+        cluster.kill(from).unwrap();
         let answer = turn.await.unwrap().unwrap();
         assert_eq!((answer.tokens, answer.path), (expected(&context, 8), Path::Reseed));
     });
@@ -82,7 +83,7 @@ fn one_that_dies_while_it_hands_over_costs_a_prefill_and_no_turn() {
 #[test]
 fn one_that_has_lost_the_pages_says_so() {
     in_virtual_time(async {
-        let cluster = Cluster::start(two()).await;
+        let cluster = Cluster::start(two()).await.unwrap();
         let (request, attempt) = (RequestId(77), 3);
         let wanted = PagesMove {
             request,
@@ -120,7 +121,7 @@ fn a_seed_moves_while_it_is_computed() {
         let mut shape = two();
         shape.engine.chunk_tokens = 256;
         let cost = shape.engine.cost.clone();
-        let cluster = Cluster::start(shape).await;
+        let cluster = Cluster::start(shape).await.unwrap();
         let begun = Instant::now();
         cluster.submit("s", prompt(1, LONG), 1).await.unwrap();
         let took = begun.elapsed();

@@ -1,13 +1,13 @@
 //! Seeds whose pages have bytes, over real sockets and in real time. The engine is the simulated one; a page's bytes are its content
 //! hash, again and again, so that a wrong page would make a wrong answer.
 
-use crate::harness::{Cluster, Shape, cluster_id, expected, prompt};
 use pinion_actors::decode::{Decode, DecodeConfig};
 use pinion_actors::engine::MovedPage;
 use pinion_actors::prefill::{Prefill, PrefillConfig};
 use pinion_actors::{Engine, EngineError, EngineOutput, Job};
 use pinion_core::permits;
 use pinion_gpu_agent::engine::sim::SimEngine;
+use pinion_gpu_agent::world::{Cluster, Shape, cluster_id, expected, prompt};
 use pinion_schemas::limits::DIRECT_APPEND_TOKENS_MAX;
 use pinion_schemas::{BackupTargets, Epoch, Micros, PageHash, Path, RequestId, WorkerId};
 use pinion_transfer::{Dtype, Grant, Inbox, Layout, PageRef, Paths, Pool, paths, shm, tcp};
@@ -147,7 +147,7 @@ impl Rig {
             ..Shape::default()
         };
         Self {
-            cluster: Cluster::start(shape.clone()).await,
+            cluster: Cluster::start(shape.clone()).await.unwrap(),
             pools: Vec::new(),
             shape,
             came: Arc::default(),
@@ -168,8 +168,9 @@ impl Rig {
         let paths = Some(Arc::new(Paths::new(&pool)));
         self.pools.push(pool);
         self.cluster
-            .worker_with(name, Prefill::new(config, engine), paths)
-            .await;
+            .worker_as(name, Prefill::new(config, engine), paths)
+            .await
+            .unwrap();
     }
 
     async fn decode(&mut self, name: &str, slots: u32, addresses: impl FnOnce(Inbox) -> Vec<String>) {
@@ -187,7 +188,10 @@ impl Rig {
             addresses: addresses(engine.inbox.clone()),
             secret: 5,
         };
-        self.cluster.worker_with(name, Decode::new(config, engine), paths).await;
+        self.cluster
+            .worker_as(name, Decode::new(config, engine), paths)
+            .await
+            .unwrap();
     }
 
     /// Two turns of a session: the first needs a seed, the second does not; both are right, and in the end every slot is free. Returns
@@ -304,7 +308,7 @@ fn a_prefill_worker_killed_while_it_sends_costs_no_turn_and_no_slot() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         rig.prefill("p1", SLOTS, over_tcp).await;
-        rig.cluster.kill("p0");
+        rig.cluster.kill("p0").unwrap();
         let answer = turn.await.unwrap().unwrap();
         assert_eq!(answer.tokens, expected(&context, 8));
         rig.rests().await;
@@ -327,7 +331,7 @@ fn backups_have_bytes_too() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert_eq!(rig.came.load(Ordering::SeqCst), PAGES + 3);
-        rig.cluster.kill("d0");
+        rig.cluster.kill("d0").unwrap();
         rig.decode("d1", SLOTS, over_tcp).await;
         let first = prompt(1, 900);
         let second = [&first[..], &expected(&first, 8), &prompt(2, 30)].concat();

@@ -1,6 +1,6 @@
 //! A session's life in a whole cluster.
 
-use crate::harness::{Cluster, Shape, expected, in_virtual_time};
+use pinion_gpu_agent::world::{Cluster, Shape, expected, in_virtual_time};
 use pinion_schemas::shard::{SHARDS, shard_of};
 use pinion_schemas::subject::Kind;
 use pinion_schemas::{Path, SessionId};
@@ -9,7 +9,7 @@ use std::time::Duration;
 #[test]
 fn a_session_is_seeded_once_and_then_direct() {
     in_virtual_time(async {
-        let cluster = Cluster::start(Shape::default()).await;
+        let cluster = Cluster::start(Shape::default()).await.unwrap();
         let mut context: Vec<u32> = (0..300).collect();
         for turn in 0..4 {
             let answer = cluster.submit("s", context.clone(), 20).await.unwrap();
@@ -34,17 +34,22 @@ fn a_session_is_seeded_once_and_then_direct() {
 #[test]
 fn a_killed_decode_worker_costs_no_turn_and_no_token() {
     in_virtual_time(async {
-        let mut cluster = Cluster::start(Shape::default()).await;
+        let mut cluster = Cluster::start(Shape::default()).await.unwrap();
         let prompt: Vec<u32> = (0..200).collect();
         let turn = tokio::spawn(cluster.submit("s", prompt.clone(), 400));
         tokio::time::sleep(Duration::from_millis(900)).await;
         let mut serving = None;
         for name in ["d0", "d1", "d2"] {
-            if cluster.inspect(Kind::Decode, name).await.contains("\"running\":true") {
+            if cluster
+                .inspect(Kind::Decode, name)
+                .await
+                .unwrap()
+                .contains("\"running\":true")
+            {
                 serving = Some(name);
             }
         }
-        cluster.kill(serving.expect("the turn runs somewhere by now"));
+        cluster.kill(serving.expect("the turn runs somewhere by now")).unwrap();
         let answer = turn.await.unwrap().unwrap();
         assert_eq!(answer.tokens, expected(&prompt, 400));
     });
@@ -58,16 +63,21 @@ fn a_killed_prefill_worker_costs_no_turn() {
             decode: 2,
             ..Shape::default()
         };
-        let mut cluster = Cluster::start(shape).await;
+        let mut cluster = Cluster::start(shape).await.unwrap();
         let prompt: Vec<u32> = (0..3_000).collect();
         let turn = tokio::spawn(cluster.submit("s", prompt.clone(), 5));
         tokio::time::sleep(Duration::from_millis(60)).await;
-        let busy = if cluster.inspect(Kind::Prefill, "p0").await.contains("\"attempt\":") {
+        let busy = if cluster
+            .inspect(Kind::Prefill, "p0")
+            .await
+            .unwrap()
+            .contains("\"attempt\":")
+        {
             "p0"
         } else {
             "p1"
         };
-        cluster.kill(busy);
+        cluster.kill(busy).unwrap();
         let answer = turn.await.unwrap().unwrap();
         assert_eq!(answer.tokens, expected(&prompt, 5));
     });
@@ -80,7 +90,8 @@ fn many_sessions_all_complete_without_faults() {
             prefill: 2,
             ..Shape::default()
         })
-        .await;
+        .await
+        .unwrap();
         let mut contexts: Vec<Vec<u32>> = (0..6).map(|s| (s * 50..s * 50 + 150).collect()).collect();
         for _ in 0..3 {
             let turns: Vec<_> = contexts

@@ -4,8 +4,8 @@
 //! A permit is over when its D says `Started`, `Reject` or `PermitExpired`, or is told `Abort`.
 
 use crate::books::{Books, Budget};
-use crate::harness::Cluster;
 use pinion_bus::Message;
+use pinion_gpu_agent::world::Cluster;
 use pinion_schemas::messages::{Abort, Completed, Permit, PermitExpired, PermitQueued, Reject, Run, Started};
 use pinion_schemas::subject::{Kind, parse};
 use pinion_schemas::wire::{self, Schema};

@@ -13,16 +13,9 @@
 //! | [`talk`] | the conversations, and what was said in them so far |
 //! | [`fused`] | the first arm |
 //! | [`rig`] | a cluster of native workers, and what its events tell |
-//! | [`harness`], [`client`] | those of the tests in `cluster` |
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on should stop")]
 
-#[path = "../cluster/client.rs"]
-#[allow(dead_code, reason = "the other tests use the rest")]
-mod client;
 mod fused;
-#[path = "../cluster/harness.rs"]
-#[allow(dead_code, reason = "the other tests use the rest")]
-mod harness;
 mod rig;
 mod talk;
 

@@ -1,6 +1,5 @@
 //! A cluster of native workers: one P, three D, on the simulated bus, with real sockets for their pages.
 
-use crate::harness::{Cluster, Shape, cluster_id};
 use crate::talk::Tokens;
 use crate::{ANSWER, PAGE};
 use pinion_actors::shell::Context;
@@ -9,6 +8,7 @@ use pinion_gpu_agent::engine::native::{Model, NativeConfig, NativeEngine};
 use pinion_gpu_agent::engine::sim::{CostModel, SimConfig};
 use pinion_gpu_agent::node::{Started, Worker, WorkerRole, start_native_worker};
 use pinion_gpu_agent::plane::PlaneConfig;
+use pinion_gpu_agent::world::{Cluster, Shape, cluster_id};
 use pinion_schemas::messages::PagesAck;
 use pinion_schemas::subject::Kind;
 use pinion_schemas::{BackupTargets, Epoch, Path, RequestId, WorkerId, wire};
@@ -140,7 +140,7 @@ impl Rig {
             ..Shape::default()
         };
         let mut rig = Self {
-            cluster: Cluster::start(shape).await,
+            cluster: Cluster::start(shape).await.unwrap(),
             model,
             workers: BTreeMap::new(),
             inboxes: Vec::new(),
