@@ -53,11 +53,11 @@ fn row(session: usize, turn: usize, ttft_ms: f64) -> TurnRecord {
 /// 3 runs of 20 sessions of 25 turns whose TTFT is log-normal-ish; `change` makes an arm of it.
 fn arm(name: &str, change: impl Fn(&mut TurnRecord)) -> Arm {
     let run = |seed| {
-        let mut chance = SplitMix64::new(seed);
+        let mut dice = SplitMix64::new(seed);
         let mut rows = Vec::new();
         for session in 0..20 {
             for turn in 0..25 {
-                let mut row = row(session, turn, 40.0 + chance.below(100) as f64);
+                let mut row = row(session, turn, 40.0 + dice.below(100) as f64);
                 change(&mut row);
                 rows.push(row);
             }
@@ -237,7 +237,7 @@ fn files_come_back_as_they_were() {
         let path = folder.join(format!("made-{}.jsonl", run.head.seed));
         rows::write(&path, &run.head, &run.rows).unwrap();
     }
-    assert_eq!(load(&folder).unwrap(), [made.clone()]);
+    assert_eq!(load(&folder).unwrap(), std::slice::from_ref(&made));
     assert_eq!(load_one(std::slice::from_ref(&folder)).unwrap(), made);
     let path = folder.join("made-0.jsonl");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -263,7 +263,7 @@ fn tempdir() -> std::path::PathBuf {
 fn the_report_is_one_file_with_everything() {
     let runs = [
         arm("pinion <1P3D>", |row| {
-            slower(row, if row.turn == 0 { 50.0 } else { -20.0 })
+            slower(row, if row.turn == 0 { 50.0 } else { -20.0 });
         }),
         arm("fused", |_| {}),
         arm("broken", |row| {

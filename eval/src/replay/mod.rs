@@ -305,7 +305,7 @@ async fn play(shared: Arc<Shared>, place: usize, planned: Planned, records: mpsc
             session: session.id.clone(),
             turn: index,
             at_s: at.as_secs_f64(),
-            pause_s: (index > 0).then(|| pause.as_secs_f64()),
+            pause_s: (index > 0).then_some(pause.as_secs_f64()),
             input: prompts.tokens().len(),
             carried,
             reset,

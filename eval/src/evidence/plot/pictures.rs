@@ -15,6 +15,9 @@ const TURNS: usize = 100;
 /// Spans of time in the picture of load.
 const SPANS: usize = 80;
 
+/// Of a line, from left to right.
+type Points = Vec<(f64, f64)>;
+
 /// A picture with its caption.
 #[derive(Clone, Debug)]
 pub struct Picture {
@@ -79,7 +82,7 @@ fn distributions(shown: &[&Arm]) -> (Lines, Lines) {
     // The body ends where the slower of candidate and baseline has nine tenths of its turns.
     let p90s = times.iter().take(2).filter_map(|(_, times)| percentile(times, 0.9));
     let end = p90s.fold(0.0, f64::max);
-    let series = |points: &dyn Fn(&[f64]) -> Vec<(f64, f64)>| -> Vec<Series> {
+    let series = |points: &dyn Fn(&[f64]) -> Points| -> Vec<Series> {
         let named = times.iter().map(|(arm, times)| Series {
             name: arm.name.clone(),
             points: points(times),
@@ -104,7 +107,7 @@ fn distributions(shown: &[&Arm]) -> (Lines, Lines) {
 }
 
 /// Quantiles of `values` with their share in %, at shares that `place` gives for numbers from 0 to 1.
-fn curve(values: &[f64], place: fn(f64) -> f64) -> Vec<(f64, f64)> {
+fn curve(values: &[f64], place: fn(f64) -> f64) -> Points {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
     let points = (0..=POINTS).filter_map(|i| {
