@@ -6,6 +6,7 @@ mod inspect;
 mod model;
 mod replay;
 mod roles;
+mod roofline;
 mod trace;
 mod up;
 
@@ -97,6 +98,8 @@ enum Command {
     Stratify(evidence::StratifyArgs),
     /// Write a report of runs, one HTML file: tables, slices, losses, pictures.
     Report(evidence::ReportArgs),
+    /// Print what work on a GPU takes at least: operations, bytes, which of them binds.
+    Roofline(roofline::RooflineArgs),
     /// Look at traces, sample, convert and make them up.
     #[command(subcommand)]
     Trace(trace::TraceCommand),
@@ -256,6 +259,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Compare(arguments) => evidence::compare(&arguments)?,
         Command::Stratify(arguments) => evidence::stratify(&arguments)?,
         Command::Report(arguments) => evidence::report(arguments)?,
+        Command::Roofline(arguments) => roofline::run(&arguments)?,
         Command::Trace(command) => trace::run(command, &config)?,
         Command::Config => print!("{}", toml::to_string_pretty(&config)?),
     }

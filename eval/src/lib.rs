@@ -3,6 +3,7 @@
 pub mod bar;
 pub mod evidence;
 pub mod replay;
+pub mod roofline;
 pub mod stats;
 pub mod synth;
 pub mod trace;
