@@ -1,5 +1,5 @@
 # `make test` is what CI runs; `make check` is what a change must pass before review.
-.PHONY: demo test faults bench check nats model
+.PHONY: demo test faults bench fuzz check nats model
 
 nats:
 	@bash deploy/get-nats.sh
@@ -27,6 +27,11 @@ faults: nats
 bench: nats
 	cargo build --release --quiet -p pinion
 	PATH="$(CURDIR)/.tools/bin:$$PATH" cargo bench --quiet -p pinion-tests --bench pinion -- $(ARGS)
+
+# Each decoder of foreign bytes for SECONDS (60). Needs `cargo install cargo-fuzz` and a nightly toolchain.
+fuzz:
+	cd tests/fuzz && for target in $$(cargo fuzz list); do \
+		cargo +nightly fuzz run $$target -- -max_total_time=$(or $(SECONDS),60) -max_len=100000 -rss_limit_mb=4096 || exit 1; done
 
 check:
 	cargo fmt --all --check

@@ -117,6 +117,8 @@ struct View<'a> {
     ledger: admit::View,
     turns: Vec<TurnView<'a>>,
     resident_pages: usize,
+    /// Of an engine that has some.
+    tiers: Option<crate::engine::TierView>,
     backups: Vec<BackupView<'a>>,
 }
 
@@ -355,6 +357,7 @@ impl<E: Engine> Decode<E> {
             turns: turns.collect(),
             backups: self.syncs.view(),
             resident_pages: self.engine.pages().len(),
+            tiers: self.engine.tiers(),
         }
     }
 }

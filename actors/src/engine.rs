@@ -2,6 +2,7 @@
 
 use pinion_schemas::{Micros, PageHash, RequestId, Sampling};
 use pinion_transfer::{Grant, PageRef};
+use serde::Serialize;
 use std::sync::Arc;
 
 /// One turn for an engine.
@@ -52,6 +53,40 @@ pub enum EngineOutput {
     Evicted(PageHash),
 }
 
+/// Pages of a tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TierPages {
+    /// Held now.
+    pub pages: u64,
+    /// Most that can be.
+    pub capacity: u64,
+}
+
+/// The tiers of an engine's pages, for observers: what they hold, and what has happened since it started, in pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TierView {
+    /// The pool.
+    pub pool: TierPages,
+    /// Host memory.
+    pub host: TierPages,
+    /// The file.
+    pub file: TierPages,
+    /// On their way to a lower tier now.
+    pub copying: u64,
+    /// Copied to a lower tier.
+    pub copied: u64,
+    /// Evicted from the pool, and still in a lower tier.
+    pub demoted: u64,
+    /// Loaded back into the pool.
+    pub reloaded: u64,
+    /// Gone from all tiers.
+    pub dropped: u64,
+    /// Not what was written when they were loaded: computed again.
+    pub corrupt: u64,
+    /// Not written or not read, because the system refused.
+    pub failed: u64,
+}
+
 /// A page on its way: its name, and what it holds (engine `sim`: the content hash; real KV goes over the transfer plane).
 pub type MovedPage = (PageHash, u64);
 
@@ -83,7 +118,7 @@ pub trait Engine: Send + 'static {
     fn wake_with(&mut self, _wake: Wake) {}
     /// Does what is due.
     fn advance(&mut self, now: Micros) -> Vec<EngineOutput>;
-    /// How many leading pages of the chain can be used without recomputing.
+    /// How many leading pages of the chain can be used without recomputing: in the pool, or loaded into it first.
     fn resident(&self, chain: &[PageHash]) -> usize;
     /// All resident pages.
     fn pages(&self) -> Vec<PageHash>;
@@ -98,12 +133,13 @@ pub trait Engine: Send + 'static {
     /// # Errors
     /// [`EngineError`]
     fn import(&mut self, parent: Option<PageHash>, pages: &[MovedPage]) -> Result<u64, EngineError>;
-    /// Leading pages of the chain with their bytes, for engines that have real ones (the others: none). They stay as they are
+    /// Leading pages of the chain with their bytes, for engines that have real ones (the others: none): those in the pool. They stay as they are
     /// while someone holds them, even if the engine evicts them.
     fn export_pages(&self, _chain: &[PageHash]) -> Vec<(PageHash, PageRef)> {
         Vec::new()
     }
-    /// Marks the pages up to `tip` as just used, so that room made for what comes behind them is not made of them.
+    /// Pages will come behind `tip`: marks those up to it as just used, so that room is not made of them, and begins to load those that
+    /// are in lower tiers.
     fn touch(&mut self, _tip: PageHash) {}
     /// Sets room for `pages` aside, evicting as needed, and lets who knows `key` fill it until `deadline`.
     ///
@@ -129,6 +165,10 @@ pub trait Engine: Send + 'static {
     fn end_grant(&mut self, grant: u64) {
         // Without names nothing is added, so there is nothing that could fail and matter.
         let _ = self.import_granted(grant, None, &[]);
+    }
+    /// What its tiers hold, if it has any.
+    fn tiers(&self) -> Option<TierView> {
+        None
     }
     /// Tokens waiting for prefill.
     fn queued_tokens(&self) -> u64;

@@ -88,6 +88,8 @@ struct View<'a> {
     seeds: Vec<SeedView<'a>>,
     queued_tokens: u64,
     resident_pages: usize,
+    /// Of an engine that has some.
+    tiers: Option<crate::engine::TierView>,
 }
 
 #[derive(Serialize)]
@@ -325,6 +327,7 @@ impl<E: Engine> Prefill<E> {
             seeds: seeds.collect(),
             queued_tokens: self.queued_tokens(),
             resident_pages: self.engine.pages().len(),
+            tiers: self.engine.tiers(),
         }
     }
 }

@@ -120,6 +120,7 @@ impl Config {
         let config: Self =
             toml::from_str(&text).with_context(|| format!("{} is not a valid configuration", path.display()))?;
         config.cluster()?;
+        config.check_counts()?;
         if config.engine.page_tokens != config.prefill_engine.page_tokens {
             bail!(
                 "engine.page_tokens is {} and prefill_engine.page_tokens is {}: make them equal, pages move between the two",
@@ -128,6 +129,44 @@ impl Config {
             );
         }
         Ok(config)
+    }
+
+    /// Refuses a zero where there must be something.
+    fn check_counts(&self) -> anyhow::Result<()> {
+        let mut counts = vec![
+            ("native.pool_pages".to_owned(), u64::from(self.native.pool_pages)),
+            ("native.page_tokens".to_owned(), u64::from(self.native.page_tokens)),
+            ("native.max_jobs".to_owned(), self.native.max_jobs as u64),
+            ("index_pages_max".to_owned(), self.index_pages_max as u64),
+            (
+                "gateway.max_prompt_tokens".to_owned(),
+                u64::from(self.gateway.max_prompt_tokens),
+            ),
+            (
+                "gateway.request_timeout_secs".to_owned(),
+                self.gateway.request_timeout_secs,
+            ),
+        ];
+        for (section, engine) in [("engine", &self.engine), ("prefill_engine", &self.prefill_engine)] {
+            counts.extend([
+                (format!("{section}.page_tokens"), u64::from(engine.page_tokens)),
+                (format!("{section}.device_pages"), engine.device_pages),
+                (format!("{section}.max_jobs"), engine.max_jobs as u64),
+                (format!("{section}.vocab"), u64::from(engine.vocab)),
+                (
+                    format!("{section}.cost.prefill_tokens_per_sec"),
+                    engine.cost.prefill_tokens_per_sec,
+                ),
+                (
+                    format!("{section}.cost.link_bytes_per_sec"),
+                    engine.cost.link_bytes_per_sec,
+                ),
+            ]);
+        }
+        match counts.into_iter().find(|count| count.1 == 0) {
+            Some((key, _)) => bail!("{key} is 0: give at least 1, or leave it out for the default"),
+            None => Ok(()),
+        }
     }
 
     /// The cluster's name, checked.
@@ -155,5 +194,52 @@ impl Config {
             (None, None) => Auth::None,
         };
         Ok(options)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const EXAMPLE: &str = include_str!("../../deploy/pinion.toml");
+
+    fn read(text: &str) -> anyhow::Result<Config> {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let file = std::env::temp_dir().join(format!("pinion-config-{}-{number}.toml", std::process::id()));
+        std::fs::write(&file, text)?;
+        let config = Config::read(Some(&file));
+        std::fs::remove_file(&file)?;
+        config
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        assert!(read(EXAMPLE).is_ok());
+        for (text, key) in [
+            ("[engine]\ndevice_pages = 0", "engine.device_pages"),
+            (
+                "[prefill_engine.cost]\nlink_bytes_per_sec = 0",
+                "prefill_engine.cost.link_bytes_per_sec",
+            ),
+            ("[native]\npool_pages = 0", "native.pool_pages"),
+            ("[native]\npool_pagse = 1", "pool_pagse"),
+            ("cluster = \"a b\"", "cluster"),
+        ] {
+            let error = format!("{:#}", read(text).unwrap_err());
+            assert!(error.contains(key), "{error}");
+        }
+    }
+
+    proptest! {
+        /// A damaged file is read or refused.
+        #[test]
+        fn damaged_files_are_refused_or_read(at in any::<prop::sample::Index>(), bytes in "[\\[\\]0-9a-z=\"\n#._-]{0,6}", drop in 0_usize..20) {
+            let at = at.index(EXAMPLE.len());
+            let rest = EXAMPLE.get(at + drop..).unwrap_or_default();
+            let _ = read(&format!("{}{bytes}{rest}", &EXAMPLE[..at]));
+        }
     }
 }

@@ -10,11 +10,12 @@ mod roofline;
 mod trace;
 mod up;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use config::Config;
 use inspect::Tools;
 use model::ModelArgs;
+use pinion_gpu_agent::engine::native::FileTierConfig;
 use pinion_gpu_agent::node::WorkerRole;
 use serde_json::Value;
 use std::io::IsTerminal as _;
@@ -130,6 +131,10 @@ struct UpArgs {
     /// Pool of each worker, in tokens. Default: 32,768 for a model, 4,000,000 simulated, or what --config says.
     #[arg(long)]
     pool_tokens: Option<u64>,
+    /// Keep pages of KV in a file of at most so many bytes for each worker, in the folder of --dir: they outlive the pool and the process.
+    /// For a model only. Default: no file, or what --config says.
+    #[arg(long, value_name = "BYTES")]
+    file_tier: Option<u64>,
     /// Let the simulated engines (--engine sim) work so many times as fast as the calibrated model.
     #[arg(long)]
     speed: Option<f64>,
@@ -270,7 +275,7 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
 }
 
-fn size_native(config: &mut Config, arguments: &UpArgs) -> anyhow::Result<()> {
+fn size_native(config: &mut Config, dir: &Path, arguments: &UpArgs) -> anyhow::Result<()> {
     if arguments.speed.is_some() {
         bail!("--speed is of simulated engines: add --engine sim, or leave it out");
     }
@@ -278,10 +283,17 @@ fn size_native(config: &mut Config, arguments: &UpArgs) -> anyhow::Result<()> {
         let pages = tokens / u64::from(config.native.page_tokens.max(1));
         config.native.pool_pages = u32::try_from(pages).unwrap_or(u32::MAX);
     }
+    if let Some(bytes) = arguments.file_tier {
+        let folder = std::path::absolute(dir.join("pages")).context("in --dir")?;
+        config.native.file_tier = Some(FileTierConfig { folder, bytes });
+    }
     Ok(())
 }
 
 fn size_sim(config: &mut Config, arguments: &UpArgs) -> anyhow::Result<()> {
+    if arguments.file_tier.is_some() {
+        bail!("--file-tier is of a model's pages: leave it out, or leave out --engine sim");
+    }
     let speed = arguments.speed.unwrap_or(1.0);
     if !(speed.is_finite() && speed > 0.0) {
         bail!("--speed {speed} is not above 0");
@@ -315,7 +327,7 @@ fn start(config: &mut Config, dir: &Path, arguments: &UpArgs) -> anyhow::Result<
         config.gateway.listen = listen;
     }
     match config.model.engine {
-        model::Engine::Native => size_native(config, arguments)?,
+        model::Engine::Native => size_native(config, dir, arguments)?,
         model::Engine::Sim => size_sim(config, arguments)?,
     }
     let UpArgs {

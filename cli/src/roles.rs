@@ -142,7 +142,7 @@ pub async fn agent(config: &Config, id: &str, role: WorkerRole) -> anyhow::Resul
             .await
             .context("the worker does not start")?,
         Some(file) => {
-            let engine = NativeEngine::new(Model::load(file)?, config.native.clone(), epoch)?;
+            let engine = NativeEngine::new(Model::load(file)?, config.native.clone(), &who.name, epoch)?;
             start_native_worker(who, engine, &config.plane, context).await?
         }
     };

@@ -5,7 +5,7 @@
 
 use pinion_actors::{Engine, EngineOutput, Job};
 use pinion_gpu_agent::engine::native::{Model, NativeConfig, NativeEngine};
-use pinion_schemas::{Epoch, Micros, RequestId, Sampling};
+use pinion_schemas::{Epoch, Micros, RequestId, Sampling, WorkerId};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -31,7 +31,7 @@ fn measure(model: &Arc<Model>, threads: usize, prompt: u32, turns: u32) {
         threads,
         ..NativeConfig::default()
     };
-    let mut engine = NativeEngine::new(model.clone(), config, Epoch(1)).unwrap();
+    let mut engine = NativeEngine::new(model.clone(), config, &WorkerId::new("speed").unwrap(), Epoch(1)).unwrap();
     let (wake, woken) = channel();
     engine.wake_with(Arc::new(move || {
         let _ = wake.send(());

@@ -8,7 +8,7 @@ use crate::ids::{Epoch, PermitId, RequestId, SessionId, TurnIndex, WorkerId};
 use crate::reasons::{AbortReason, Class, MigrationReason, Path, RejectReason, SeedReason};
 use crate::sampling::Sampling;
 use crate::time::Micros;
-use crate::wire::Schema;
+use crate::wire::{self, Schema, WireError};
 use rkyv::{Archive, Deserialize, Serialize};
 
 macro_rules! messages {
@@ -27,6 +27,17 @@ macro_rules! messages {
 
         /// `(id, version, name)` of every message, for tests and documents.
         pub const CATALOGUE: &[(u16, u16, &str)] = &[$(($id, $version, stringify!($name))),+];
+
+        /// Checks a frame that may be any message. Returns the message's name.
+        ///
+        /// # Errors
+        /// [`WireError`]
+        pub fn check(bytes: &[u8]) -> Result<&'static str, WireError> {
+            match wire::schema_of(bytes) {
+                $(Some($id) => wire::decode::<$name>(bytes).map(|_| $name::NAME),)+
+                other => Err(WireError::Unknown(other)),
+            }
+        }
     };
 }
 
@@ -507,7 +518,7 @@ messages! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{WireError, decode, encode};
+    use crate::wire::{decode, encode};
     use proptest::prelude::*;
 
     fn run() -> Run {

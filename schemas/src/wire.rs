@@ -63,6 +63,9 @@ pub enum WireError {
         /// Its name.
         name: &'static str,
     },
+    /// None of the message types of this version.
+    #[error("{}", .0.map_or("not a Pinion message".into(), |id| format!("schema {id} is unknown here: upgrade this side")))]
+    Unknown(Option<u16>),
     /// Another version of the same type.
     #[error("version {got} of {name}, this node speaks {spoken}: upgrade the older side")]
     Version {

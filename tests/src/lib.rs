@@ -3,6 +3,7 @@
 
 pub mod client;
 pub mod cluster;
+pub mod decoders;
 pub mod proxy;
 
 use std::future::Future;

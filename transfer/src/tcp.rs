@@ -130,10 +130,14 @@ pub async fn serve(listener: TcpListener, inbox: Inbox) {
         stream.set_nodelay(true)?;
         Ok(stream)
     };
-    serve::accept(next, |stream| connection(stream, inbox.clone())).await;
+    serve::accept(next, |stream| serve_stream(stream, inbox.clone())).await;
 }
 
-async fn connection<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, inbox: Inbox) -> Result<(), SendError> {
+/// Serves one connection, whatever carries it, until the peer closes it.
+///
+/// # Errors
+/// The connection failed, or the peer is wrong or wants what it may not.
+pub async fn serve_stream<S: AsyncRead + AsyncWrite + Unpin>(mut stream: S, inbox: Inbox) -> Result<(), SendError> {
     exchange_hello(&mut stream, inbox.pool()).await?;
     while let Some(mut batch) = next_batch(&mut stream, &inbox).await? {
         let mut states = Vec::with_capacity(batch.entries.len());

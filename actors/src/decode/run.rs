@@ -239,6 +239,10 @@ impl<E: Engine> Decode<E> {
                 } else {
                     Path::Reseed
                 };
+                // The seed's pages will come behind what is here.
+                if let Some(tip) = turn.chain[..resident_pages as usize].last() {
+                    self.engine.touch(*tip);
+                }
                 let (epoch, ttl) = (self.config.epoch, expires.since(now));
                 send!(Permit {
                     request,

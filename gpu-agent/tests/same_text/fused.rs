@@ -4,14 +4,15 @@ use crate::talk::{Talks, Tokens};
 use crate::{ANSWER, TURNS_MOST, rig};
 use pinion_actors::{Engine as _, EngineOutput, Job};
 use pinion_gpu_agent::engine::native::{Model, NativeEngine};
-use pinion_schemas::{Epoch, Micros, RequestId, Sampling};
+use pinion_schemas::{Epoch, Micros, RequestId, Sampling, WorkerId};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 /// What it answers: `[turn][conversation]`.
 pub fn answers(model: Arc<Model>, mut talks: Talks) -> Vec<Vec<Tokens>> {
-    let mut engine = NativeEngine::new(model, rig::engine_config(), Epoch(1)).unwrap();
+    let mut engine =
+        NativeEngine::new(model, rig::engine_config(), &WorkerId::new("fused").unwrap(), Epoch(1)).unwrap();
     let (wake, woken) = channel();
     engine.wake_with(Arc::new(move || {
         let _ = wake.send(());

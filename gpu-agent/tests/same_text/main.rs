@@ -6,6 +6,7 @@
 //! | fused | one engine, turn after turn, no cluster: what the others are compared with |
 //! | seeded | 1 P + 3 D: each session is seeded once |
 //! | migrated | 1 P + 3 D, all D but one drain, another one each turn: a session is reseeded each turn on a D that has nothing of it, and in the end comes back to one that has an old part |
+//! | from the file | 1 P + 3 D with file tiers, after a turn all D are killed and started again: a session goes on where it was, and its pages are loaded |
 //! | from backup | 1 P + 3 D, after each turn all D are killed: a session is reseeded each turn from its backup on P |
 //!
 //! | module | what it holds |
@@ -19,7 +20,7 @@ mod fused;
 mod rig;
 mod talk;
 
-use pinion_gpu_agent::engine::native::Model;
+use pinion_gpu_agent::engine::native::{Model, NativeConfig};
 use pinion_schemas::BackupTargets;
 use pinion_schemas::Path as Served;
 use pinion_schemas::limits::STALENESS_TOKENS_MAX;
@@ -101,12 +102,17 @@ struct Arm {
 
 impl Arm {
     async fn begin(name: &'static str, scene: &'static Scene, backups: BackupTargets) -> Self {
+        Self::with(name, scene, backups, rig::engine_config()).await
+    }
+
+    /// With decode workers of another kind.
+    async fn with(name: &'static str, scene: &'static Scene, backups: BackupTargets, decode: NativeConfig) -> Self {
         Self {
             name,
             scene,
             talks: Talks::new(scene.voice.clone()),
             begun: Instant::now(),
-            rig: Rig::start(scene.model.clone(), backups).await,
+            rig: Rig::start(scene.model.clone(), backups, decode).await,
         }
     }
 
@@ -216,6 +222,36 @@ fn sessions_from_a_backup_say_the_same() {
             arm.rig.replace_all_decode_workers().await;
             before = Some(turns);
         }
+        arm.end().await;
+    });
+}
+
+#[test]
+fn sessions_from_the_file_say_the_same() {
+    arm(async |scene| {
+        let files = rig::Files::new();
+        let mut arm = Arm::with("from the file", scene, BackupTargets::Off, files.engine_config()).await;
+        let before = arm.seeded_turn().await;
+        arm.rig.files_have_all().await;
+        arm.rig.replace_all_decode_workers().await;
+        let mut cached = 0;
+        for (at, now) in arm.turn().await.iter().enumerate() {
+            let (title, said) = (arm.talks.title(at), before[at].context());
+            assert_eq!(now.path, Served::Direct, "{title}");
+            // The last token of an answer has no KV.
+            let held = &said[..said.len() - 1];
+            let common = held.iter().zip(&now.prompt).take_while(|(a, b)| a == b).count();
+            assert_eq!(
+                now.cached,
+                common / PAGE * PAGE,
+                "{title}: not all full pages were loaded"
+            );
+            cached += now.cached;
+        }
+        // Sessions begin alike, and what is loaded for one is there for the next.
+        let reloaded = arm.rig.reloaded_pages().await * PAGE;
+        println!("{}: {reloaded} tokens loaded, {cached} not computed", arm.name);
+        assert!(reloaded <= cached && reloaded * 10 >= cached * 7);
         arm.end().await;
     });
 }

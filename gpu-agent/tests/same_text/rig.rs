@@ -4,7 +4,7 @@ use crate::talk::Tokens;
 use crate::{ANSWER, PAGE};
 use pinion_actors::shell::Context;
 use pinion_bus::{Headers, Message};
-use pinion_gpu_agent::engine::native::{Model, NativeConfig, NativeEngine};
+use pinion_gpu_agent::engine::native::{FileTierConfig, Model, NativeConfig, NativeEngine};
 use pinion_gpu_agent::engine::sim::{CostModel, SimConfig};
 use pinion_gpu_agent::node::{Started, Worker, WorkerRole, start_native_worker};
 use pinion_gpu_agent::plane::PlaneConfig;
@@ -15,6 +15,7 @@ use pinion_schemas::{BackupTargets, Epoch, Path, RequestId, WorkerId, wire};
 use pinion_transfer::Inbox;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::time::sleep;
@@ -34,6 +35,33 @@ pub fn engine_config() -> NativeConfig {
         max_jobs: 64,
         threads: 2,
         ..NativeConfig::default()
+    }
+}
+
+/// A folder for file tiers, removed in the end.
+pub struct Files(PathBuf);
+
+impl Files {
+    /// An empty one.
+    pub fn new() -> Self {
+        Self(std::env::temp_dir().join(format!("pinion-same-text-{}", std::process::id())))
+    }
+
+    /// Engines as usual, with room in the file for all they have.
+    pub fn engine_config(&self) -> NativeConfig {
+        NativeConfig {
+            file_tier: Some(FileTierConfig {
+                folder: self.0.clone(),
+                bytes: 1 << 30,
+            }),
+            ..engine_config()
+        }
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -99,6 +127,8 @@ impl Heard {
 pub struct Rig {
     cluster: Cluster,
     model: Arc<Model>,
+    /// Engines of the decode workers.
+    decode: NativeConfig,
     workers: BTreeMap<&'static str, Started>,
     /// Of every worker that ever was.
     inboxes: Vec<(String, Inbox)>,
@@ -123,7 +153,7 @@ async fn until(what: &str, so: impl Fn() -> Result<(), String>) {
 
 impl Rig {
     /// Starts it, and waits until all know of each other.
-    pub async fn start(model: Arc<Model>, backups: BackupTargets) -> Self {
+    pub async fn start(model: Arc<Model>, backups: BackupTargets, decode: NativeConfig) -> Self {
         let shape = Shape {
             backups,
             prefill: 0,
@@ -142,6 +172,7 @@ impl Rig {
         let mut rig = Self {
             cluster: Cluster::start(shape).await.unwrap(),
             model,
+            decode,
             workers: BTreeMap::new(),
             inboxes: Vec::new(),
             heard: Arc::default(),
@@ -184,15 +215,19 @@ impl Rig {
 
     async fn worker(&mut self, name: &'static str, role: WorkerRole) {
         let epoch = Epoch(self.epoch);
-        let engine = NativeEngine::new(self.model.clone(), engine_config(), epoch).unwrap();
-        let told = format!("{name}, epoch {}", self.epoch);
-        self.inboxes.push((told, engine.inbox().clone()));
         let worker = Worker {
             cluster: cluster_id(),
             name: WorkerId::new(name).unwrap(),
             role,
             epoch,
         };
+        let config = match role {
+            WorkerRole::Prefill => engine_config(),
+            WorkerRole::Decode => self.decode.clone(),
+        };
+        let engine = NativeEngine::new(self.model.clone(), config, &worker.name, epoch).unwrap();
+        let told = format!("{name}, epoch {}", self.epoch);
+        self.inboxes.push((told, engine.inbox().clone()));
         let context = Context::new(Arc::new(self.cluster.net.endpoint(name)));
         let started = start_native_worker(worker, engine, &PlaneConfig::default(), context).await;
         self.workers.insert(name, started.unwrap());
@@ -259,6 +294,41 @@ impl Rig {
             Err(format!("{late:?}"))
         })
         .await;
+    }
+
+    /// What each D says of its tiers.
+    async fn tiers(&self) -> Vec<Value> {
+        let mut told = Vec::new();
+        for name in DECODE {
+            let worker = WorkerId::new(name).unwrap();
+            let subject = self.cluster.subjects.worker(Kind::Decode, &worker, "inspect");
+            let client = &self.cluster.client;
+            let asked = client.request(subject.as_str(), Headers::new(), "".into(), Duration::from_secs(5));
+            let view: Value = serde_json::from_slice(&asked.await.unwrap().payload).unwrap();
+            told.push(view["tiers"].clone());
+        }
+        told
+    }
+
+    /// Waits until every page of a D is in its file.
+    pub async fn files_have_all(&self) {
+        let begun = Instant::now();
+        loop {
+            let tiers = self.tiers().await;
+            let late = |t: &&Value| t["copying"] != 0 || t["file"]["pages"].as_u64() < t["pool"]["pages"].as_u64();
+            let late: Vec<&Value> = tiers.iter().filter(late).collect();
+            if late.is_empty() {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "not in the file: {late:?}");
+            sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Pages that the D which are there now have loaded from their files.
+    pub async fn reloaded_pages(&self) -> usize {
+        let tiers = self.tiers().await;
+        tiers.iter().map(|t| t["reloaded"].as_u64().unwrap() as usize).sum()
     }
 
     /// From now on all sessions must go to `open`.

@@ -81,7 +81,7 @@ async fn transfer(
         written: 0,
         fault,
     });
-    let receiver = connection(far, inbox.clone());
+    let receiver = serve_stream(far, inbox.clone());
     let sender = async move {
         exchange_hello(&mut near, from).await?;
         exchange(&mut near, grant, pages).await
@@ -171,7 +171,7 @@ proptest! {
             }
             near.write_all(&bytes).await.unwrap();
             near.shutdown().await.unwrap();
-            let _ = connection(far, inbox.clone()).await;
+            let _ = serve_stream(far, inbox.clone()).await;
             prop_assert_eq!(inbox.take(grant.id).into_iter().flatten().count(), 0);
             prop_assert_eq!(inbox.pool().usage().free, 2);
             Ok(())

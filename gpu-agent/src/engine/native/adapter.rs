@@ -1,9 +1,10 @@
 //! The native engine behind the trait that the roles know. Everything here is answered at once: the computer has no books.
 
 use super::NativeEngine;
-use super::engine::page_output;
-use crate::engine::tree::TreeError;
-use pinion_actors::engine::{MovedPage, Wake};
+use super::tiers::in_pool;
+use super::turn::Turn;
+use crate::engine::tree::{Tier, TreeError};
+use pinion_actors::engine::{MovedPage, TierView, Wake};
 use pinion_actors::{Engine, EngineError, EngineOutput, Job};
 use pinion_schemas::{ChainHasher, Micros, PageHash, RequestId};
 use pinion_transfer::{Grant, PageRef};
@@ -31,7 +32,7 @@ impl Engine for NativeEngine {
     }
 
     fn pool_pages(&self) -> u64 {
-        self.tree.capacity()
+        self.tree.capacity(Tier::Device)
     }
 
     fn free_pages(&self) -> u64 {
@@ -43,13 +44,18 @@ impl Engine for NativeEngine {
         let mut names = ChainHasher::new(self.config.page_tokens, &[job.tenant.as_deref()]).push(&job.tokens);
         // The last token is always read, because the first new one comes from it.
         names.truncate((job.tokens.len() - 1) / self.page_len());
-        names.truncate(self.tree.match_device(&names));
-        let pages: Vec<PageRef> = names.iter().filter_map(|n| self.tree.content(*n).cloned()).collect();
-        let (tip, cached) = (names.last().copied(), pages.len() * self.page_len());
+        names.truncate(self.tree.match_any(&names));
+        let cached = names.len() * self.page_len();
+        if let Some(last) = names.last() {
+            self.tree.touch(*last);
+        }
+        let load = names.split_off(self.tree.match_device(&names));
+        let pages: Vec<PageRef> = names.iter().filter_map(|n| in_pool(&self.tree, *n)).collect();
+        let tip = names.last().copied();
         if let Some(tip) = tip {
             self.tree.lock(tip, None)?;
         }
-        let placed = self.place(job, tip, pages);
+        let placed = self.place(job, tip, pages, load);
         if let (Err(_), Some(tip)) = (&placed, tip) {
             self.tree.unlock(tip)?;
         }
@@ -60,10 +66,7 @@ impl Engine for NativeEngine {
         let Some(at) = self.turns.iter().position(|t| t.request == request && !t.cancelled) else {
             return false;
         };
-        let turn = &mut self.turns[at];
-        turn.cancelled = true;
-        // A step under way may have slots of it, at least that of its last token: then it ends with that step.
-        if turn.slots.len() as u64 == turn.reserved {
+        if self.turns[at].cancel() {
             self.end(at, false, &mut Vec::new());
         }
         true
@@ -73,24 +76,28 @@ impl Engine for NativeEngine {
         let due = if self.computer.busy() {
             self.computer.has_outcome()
         } else {
-            !self.turns.is_empty()
+            self.turns.iter().any(Turn::is_ready)
         };
-        if due || !self.events.is_empty() {
+        if due || self.tiers.due() || !self.events.is_empty() {
             return Some(Micros::ZERO);
         }
         self.grants.values().map(|g| g.deadline).min()
     }
 
     fn wake_with(&mut self, wake: Wake) {
+        self.tiers.wake_with(&wake);
         self.computer.wake_with(wake);
     }
 
     fn advance(&mut self, now: Micros) -> Vec<EngineOutput> {
         self.expire_grants(now);
-        let mut out: Vec<EngineOutput> = self.events.drain(..).map(page_output).collect();
+        let mut out = Vec::new();
+        self.tell(&mut out);
         if let Some(outcome) = self.computer.take() {
             self.end_step(outcome, &mut out);
         }
+        self.move_pages(&mut out);
+        self.tell(&mut out);
         if !self.computer.busy() {
             self.begin_step();
         }
@@ -98,11 +105,11 @@ impl Engine for NativeEngine {
     }
 
     fn resident(&self, chain: &[PageHash]) -> usize {
-        self.tree.match_device(chain)
+        self.tree.match_any(chain)
     }
 
     fn pages(&self) -> Vec<PageHash> {
-        self.tree.device_pages().collect()
+        self.tree.all_pages().collect()
     }
 
     fn export(&self, _chain: &[PageHash]) -> Vec<MovedPage> {
@@ -120,12 +127,13 @@ impl Engine for NativeEngine {
     fn export_pages(&self, chain: &[PageHash]) -> Vec<(PageHash, PageRef)> {
         let held = &chain[..self.tree.match_device(chain)];
         held.iter()
-            .filter_map(|n| self.tree.content(*n).map(|page| (*n, page.clone())))
+            .filter_map(|n| Some((*n, in_pool(&self.tree, *n)?)))
             .collect()
     }
 
     fn touch(&mut self, tip: PageHash) {
         self.tree.touch(tip);
+        self.fetch(tip);
     }
 
     fn grant(&mut self, pages: u32, key: u64, deadline: Micros) -> Result<Grant, EngineError> {
@@ -134,6 +142,10 @@ impl Engine for NativeEngine {
 
     fn import_granted(&mut self, grant: u64, parent: Option<PageHash>, names: &[PageHash]) -> Result<u64, EngineError> {
         self.take_grant(grant, parent, names)
+    }
+
+    fn tiers(&self) -> Option<TierView> {
+        Some(self.tiers.view(&self.tree))
     }
 
     fn queued_tokens(&self) -> u64 {

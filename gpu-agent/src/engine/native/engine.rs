@@ -4,11 +4,13 @@ use super::computer::{Computer, Outcome};
 use super::error::StartError;
 use super::forward::Read;
 use super::kv::Shape;
-use super::turn::Turn;
+use super::mover::Held;
+use super::tiers::Tiers;
+use super::turn::{Stage, Turn};
 use super::{Model, NativeConfig};
 use crate::engine::tree::{PageEvent, PageTree};
 use pinion_actors::{EngineError, EngineOutput, Job};
-use pinion_schemas::{ChainHasher, Epoch, PageHash};
+use pinion_schemas::{ChainHasher, Epoch, PageHash, WorkerId};
 use pinion_transfer::{Inbox, PageRef, Pool};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,34 +20,44 @@ pub struct NativeEngine {
     pub(super) model: Arc<Model>,
     pub(super) config: NativeConfig,
     pub(super) inbox: Inbox,
-    pub(super) tree: PageTree<PageRef>,
+    pub(super) tree: PageTree<Held>,
     pub(super) turns: Vec<Turn>,
     /// Grants that have not ended.
     pub(super) grants: BTreeMap<u64, super::grants::Granted>,
     /// Page changes that `advance` has still to tell.
     pub(super) events: Vec<PageEvent>,
     pub(super) computer: Computer,
+    pub(super) tiers: Tiers,
     serial: u64,
 }
 
 impl NativeEngine {
-    /// An engine without any KV. `epoch` is the life of its pool: grants of another are not honoured.
+    /// An engine with nothing in its pool, and in its lower tiers what an earlier one of this worker has left. `epoch` is the life of
+    /// its pool: grants of another are not honoured.
     ///
     /// # Errors
     /// [`StartError`]
-    pub fn new(model: Arc<Model>, mut config: NativeConfig, epoch: Epoch) -> Result<Self, StartError> {
+    pub fn new(
+        model: Arc<Model>,
+        mut config: NativeConfig,
+        worker: &WorkerId,
+        epoch: Epoch,
+    ) -> Result<Self, StartError> {
         config.chunk_tokens = config.chunk_tokens.max(1);
         let pool = Pool::new(model.layout(config.page_tokens), config.pool_pages)?;
         let computer = Computer::start(model.clone(), Shape::of(pool.layout()), config.threads)?;
+        let mut events = Vec::new();
+        let (tiers, tree) = Tiers::open(&config, pool.layout(), worker, &mut events)?;
         Ok(Self {
-            tree: PageTree::new(config.pool_pages.into(), 0),
+            tree,
             inbox: Inbox::new(pool, epoch),
             model,
             config,
             turns: Vec::new(),
             grants: BTreeMap::new(),
-            events: Vec::new(),
+            events,
             computer,
+            tiers,
             serial: 0,
         })
     }
@@ -100,8 +112,20 @@ impl NativeEngine {
         Ok(())
     }
 
-    /// Takes a turn whose cached prefix ends in `tip` and is locked. The caller unlocks it if this fails.
-    pub(super) fn place(&mut self, job: Job, tip: Option<PageHash>, pages: Vec<PageRef>) -> Result<(), EngineError> {
+    pub(super) fn next_serial(&mut self) -> u64 {
+        self.serial += 1;
+        self.serial
+    }
+
+    /// Takes a turn whose prefix in the pool ends in `tip` and is locked, and goes on with the pages `load` of lower tiers. The
+    /// caller unlocks it if this fails.
+    pub(super) fn place(
+        &mut self,
+        job: Job,
+        tip: Option<PageHash>,
+        pages: Vec<PageRef>,
+        load: Vec<PageHash>,
+    ) -> Result<(), EngineError> {
         let page_len = self.page_len();
         // What is behind the longest context cannot be written.
         let wanted = (job.max_new_tokens as usize).min(self.model.context_tokens() - job.tokens.len() + 1);
@@ -109,34 +133,34 @@ impl NativeEngine {
         let held = (job.tokens.len() + wanted.saturating_sub(1)).div_ceil(page_len);
         let missing = held.saturating_sub(pages.len());
         self.tree.reserve(missing as u64, &mut self.events)?;
-        let slots = match self.inbox.pool().take(missing) {
-            Ok(slots) => slots,
-            Err(error) => {
-                // An evicted page is still being sent, and its slot is not free before that has ended.
-                self.tree.release(missing as u64)?;
-                return Err(EngineError::NoRoom(error.to_string()));
-            }
-        };
+        if !self.slots_come(missing) {
+            // An evicted page is still being sent, and its slot is not free before that has ended.
+            self.tree.release(missing as u64)?;
+            let why = format!("{missing} slots are needed, and some hold evicted pages that are being sent");
+            return Err(EngineError::NoRoom(why));
+        }
         let chain = match tip {
             Some(tip) => ChainHasher::resume(self.config.page_tokens, tip),
             None => ChainHasher::new(self.config.page_tokens, &[job.tenant.as_deref()]),
         };
-        self.serial += 1;
+        let serial = self.next_serial();
         self.turns.push(Turn {
-            serial: self.serial,
+            serial,
             request: job.request,
             prompt_tokens: job.tokens.len(),
             tokens: job.tokens,
             wanted,
             sampling: job.sampling,
-            computed: pages.len() * page_len,
+            computed: (pages.len() + load.len()) * page_len,
             chain,
             tip,
             pages,
-            slots,
+            slots: Vec::new(),
             reserved: missing as u64,
             cancelled: false,
+            stage: Stage::Waiting { load },
         });
+        self.give_slots(self.turns.len() - 1);
         Ok(())
     }
 
@@ -144,7 +168,7 @@ impl NativeEngine {
     pub(super) fn begin_step(&mut self) {
         let (page_len, mut left) = (self.page_len(), self.config.chunk_tokens as usize);
         let mut reads = Vec::new();
-        for turn in &mut self.turns {
+        for turn in self.turns.iter_mut().filter(|t| t.is_ready()) {
             if turn.decodes() {
                 reads.push(turn.lend(1, page_len));
             } else if left > 0 {
@@ -180,8 +204,13 @@ impl NativeEngine {
         };
         let (page_len, next) = (self.page_len(), read.next);
         let turn = &mut self.turns[at];
+        let tip = turn.tip;
         let done = turn.take_back(read, page_len, &mut self.tree, &mut self.events);
-        out.extend(self.events.drain(..).map(page_output));
+        if let Some(named) = turn.tip.filter(|_| turn.tip != tip) {
+            self.tiers.note(&self.tree, named);
+        }
+        self.tell(out);
+        let turn = &mut self.turns[at];
         if let Err(error) = done {
             tracing::error!(request = %turn.request, %error, "the page books are wrong: the turn ends");
             return self.end(at, false, out);
@@ -216,11 +245,16 @@ impl NativeEngine {
         }
         turn.end(&mut self.tree);
     }
-}
 
-pub(super) fn page_output(event: PageEvent) -> EngineOutput {
-    match event {
-        PageEvent::Stored(page) | PageEvent::Promoted(page) => EngineOutput::Stored(page),
-        PageEvent::Demoted(page) | PageEvent::Dropped(page) => EngineOutput::Evicted(page),
+    /// Tells what became of pages. One that only lower tiers hold is as good as resident: it is loaded sooner than it is computed.
+    pub(super) fn tell(&mut self, out: &mut Vec<EngineOutput>) {
+        for event in self.events.drain(..) {
+            self.tiers.count(event);
+            match event {
+                PageEvent::Stored(page) => out.push(EngineOutput::Stored(page)),
+                PageEvent::Dropped(page) => out.push(EngineOutput::Evicted(page)),
+                PageEvent::Promoted(_) | PageEvent::Demoted(_) => {}
+            }
+        }
     }
 }

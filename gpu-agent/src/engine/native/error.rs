@@ -1,5 +1,6 @@
 //! Why there is no engine.
 
+use pinion_transfer::file::FileError;
 use pinion_transfer::pool::PoolError;
 use std::path::PathBuf;
 
@@ -66,6 +67,17 @@ pub enum StartError {
     /// No page pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
+    /// No file tier.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// No folder for it.
+    #[error("no folder for the file tier at {}: {source}; choose another native.file_tier.folder", folder.display())]
+    Folder {
+        /// Where.
+        folder: PathBuf,
+        /// What the system says.
+        source: std::io::Error,
+    },
     /// No thread to compute on.
     #[error("the system gives no thread to the engine: {0}")]
     Thread(String),

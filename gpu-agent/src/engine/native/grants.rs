@@ -1,11 +1,12 @@
 //! Pages that come from other workers: room is set aside in the tree and in the pool, filled by a transport, and taken.
 
 use super::NativeEngine;
+use super::mover::Held;
 use crate::engine::tree::{Page, TreeError};
 use pinion_actors::EngineError;
 use pinion_schemas::{Micros, PageHash};
+use pinion_transfer::Grant;
 use pinion_transfer::grant::GrantError;
-use pinion_transfer::{Grant, PageRef};
 
 /// What the tree holds for a grant.
 #[derive(Clone, Copy, Debug)]
@@ -44,16 +45,22 @@ impl NativeEngine {
         let came = self.inbox.take(grant);
         let pool = self.inbox.pool();
         let whole = came.into_iter().map_while(|page| page.filter(|p| p.is_of(pool)));
-        let pages: Vec<Page<PageRef>> = names
+        let pages: Vec<Page<Held>> = names
             .iter()
             .zip(whole)
-            .map(|(name, content)| Page { name: *name, content })
+            .map(|(name, page)| Page {
+                name: *name,
+                content: Held::Memory(page),
+            })
             .collect();
         let before = self.tree.reserved();
         let stored = self.tree.commit(parent, &pages, &mut self.events);
         // Each page that was new has taken one of the reserved.
         let left = u64::from(granted.pages).saturating_sub(before - self.tree.reserved());
         self.tree.release(left)?;
+        if let Some(last) = pages.last().filter(|_| stored.is_ok()) {
+            self.tiers.note(&self.tree, last.name);
+        }
         stored.map_err(|error| match error {
             // It was evicted while they were on their way.
             TreeError::NotResident(_) => EngineError::NoRoom(error.to_string()),

@@ -1,6 +1,7 @@
 //! The simulated engine behind the trait that the roles know.
 
 use super::{ContextHash, FinishReason, Output, Page, PageEvent, SimEngine, SubmitError};
+use crate::engine::tree::Tier;
 use pinion_actors::engine::MovedPage;
 use pinion_actors::{Engine, EngineError, EngineOutput, Job};
 use pinion_schemas::{Micros, PageHash, RequestId};
@@ -80,7 +81,7 @@ impl Engine for SimEngine {
     }
 
     fn pages(&self) -> Vec<PageHash> {
-        self.tree().device_pages().collect()
+        self.tree().pages(Tier::Device).collect()
     }
 
     fn export(&self, chain: &[PageHash]) -> Vec<MovedPage> {

@@ -6,6 +6,7 @@
 
 use super::text::ContextHash;
 use super::{FinishReason, Job, Output, Page, PageEvent, PageTree, SimConfig, SubmitError, TreeError};
+use crate::engine::tree::Tier;
 use pinion_schemas::hash::{ChainHasher, PageHash};
 use pinion_schemas::ids::RequestId;
 use pinion_schemas::time::Micros;
@@ -55,7 +56,7 @@ pub struct SimEngine {
 impl SimEngine {
     /// An engine without any KV.
     pub fn new(config: SimConfig) -> Self {
-        let tree = PageTree::new(config.device_pages, config.host_pages);
+        let tree = PageTree::new([config.device_pages, config.host_pages, 0]);
         Self {
             config,
             tree,
@@ -137,7 +138,12 @@ impl SimEngine {
         let mut cached = on_device;
         let back: Vec<Page> = names[on_device..self.tree.match_any(&names)]
             .iter()
-            .filter_map(|n| self.tree.content(*n).copied().map(|content| Page { name: *n, content }))
+            .filter_map(|n| {
+                Some(Page {
+                    name: *n,
+                    content: *self.tree.content(*n)?.1,
+                })
+            })
             .collect();
         if let Some(last) = back.last().map(|p| p.name) {
             reserved -= self.tree.commit(tip, &back, &mut self.pending)?;
@@ -159,7 +165,9 @@ impl SimEngine {
             max_new: job.max_new_tokens,
             written: 0,
             computed: cached * page,
-            content: tip.and_then(|t| self.tree.content(t).copied()).unwrap_or_default(),
+            content: tip
+                .and_then(|t| self.tree.content(t))
+                .map_or_else(ContextHash::default, |c| *c.1),
             chain,
             tip,
             committed_pages: cached as u64,
@@ -286,6 +294,7 @@ impl SimEngine {
         tree.lock(last.name, job.tip)?;
         job.tip = Some(last.name);
         job.committed_pages += pages.len() as u64;
+        keep(tree, last.name, events);
         Ok(())
     }
 
@@ -337,15 +346,39 @@ impl SimEngine {
         if let Some(held) = held {
             self.tree.unlock(held)?;
         }
+        if let Some(last) = pages.last().filter(|_| done.is_ok()) {
+            keep(&mut self.tree, last.name, &mut self.pending);
+        }
         done
     }
 
-    /// Pages of this worker with their content, for another node: the first of `names` that are here, in either tier.
+    /// Pages of this worker with their content, for another node: the first of `names` that are here, in any tier.
     pub fn export(&self, names: &[PageHash]) -> Vec<Page> {
         let held = self.tree.match_any(names);
         names[..held]
             .iter()
-            .filter_map(|n| self.tree.content(*n).copied().map(|content| Page { name: *n, content }))
+            .filter_map(|n| {
+                Some(Page {
+                    name: *n,
+                    content: *self.tree.content(*n)?.1,
+                })
+            })
             .collect()
+    }
+}
+
+/// Copies the pages up to `tip` to host memory, if there is any; what has no room there stays without a copy.
+fn keep(tree: &mut PageTree, tip: PageHash, events: &mut Vec<PageEvent>) {
+    if tree.capacity(Tier::Host) == 0 {
+        return;
+    }
+    for name in tree.lacking(Tier::Host, tip) {
+        let Some(content) = tree.content(name).map(|c| *c.1) else {
+            return;
+        };
+        let parent = tree.parent(name);
+        if tree.keep(Tier::Host, parent, Page { name, content }, events).is_err() {
+            return;
+        }
     }
 }

@@ -30,7 +30,7 @@ pub struct SimConfig {
     pub page_tokens: u32,
     /// Device pool in pages. Default 1,439: the digest's 92,104 tokens (§3.2).
     pub device_pages: u64,
-    /// Host tier in pages; 0 (default): none.
+    /// Host tier in pages; 0 (default): none. It holds copies, so it is of use if it is larger than the pool.
     pub host_pages: u64,
     /// Most prefill tokens in one step; 0 is taken as 1. Default 8,192, `SGLang`'s chunked prefill size on a large GPU.
     pub chunk_tokens: u32,

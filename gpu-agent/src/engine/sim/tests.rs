@@ -1,4 +1,5 @@
 use super::*;
+use crate::engine::tree::Tier;
 use pinion_schemas::hash::{PageHash, chain};
 use pinion_schemas::ids::RequestId;
 use pinion_schemas::time::Micros;
@@ -188,7 +189,7 @@ proptest! {
                 _ => {}
             }
         }
-        prop_assert_eq!(seen, e.tree().device_pages().collect::<BTreeSet<PageHash>>());
+        prop_assert_eq!(seen, e.tree().pages(Tier::Device).collect::<BTreeSet<PageHash>>());
     }
 }
 
@@ -239,7 +240,7 @@ proptest! {
         ops in prop::collection::vec((0u8..4, prop::collection::vec(0u32..2, 1..7), 0usize..8), 1..80),
     ) {
         const CAP: u64 = 9;
-        let (mut tree, mut model, mut events) = (PageTree::new(CAP, 0), Naive::default(), Vec::new());
+        let (mut tree, mut model, mut events) = (PageTree::new([CAP, 0, 0]), Naive::default(), Vec::new());
         for (op, text, pick) in ops {
             let names = chain(&text, 1);
             let pages: Vec<Page> = names.iter().map(|n| Page { name: *n, content: ContextHash(0) }).collect();
@@ -285,8 +286,68 @@ proptest! {
                 },
             }
             tree.check().unwrap();
-            prop_assert_eq!(tree.device_pages().collect::<BTreeSet<_>>(), model.pages.iter().map(|p| p.0).collect::<BTreeSet<_>>());
+            prop_assert_eq!(tree.pages(Tier::Device).collect::<BTreeSet<_>>(), model.pages.iter().map(|p| p.0).collect::<BTreeSet<_>>());
             prop_assert_eq!(tree.locked(), model.locked().len() as u64);
+        }
+    }
+}
+
+proptest! {
+    /// Pages are stored, copied down, lost below and evicted in any order: each tier's books are right and its pages are whole
+    /// prefixes, the events alone tell what is here, and nothing that a tier has room for goes.
+    #[test]
+    fn a_page_is_here_while_any_tier_has_it(
+        ops in prop::collection::vec((0u8..7, prop::collection::vec(0u32..2, 1..7), 0usize..2), 1..80),
+        host in 0u64..6, file in 0u64..20,
+    ) {
+        const CAP: u64 = 7;
+        let (mut tree, mut events) = (PageTree::new([CAP, host, file]), Vec::new());
+        let (mut here, mut on_device) = (BTreeSet::new(), BTreeSet::new());
+        for (op, text, pick) in ops {
+            let names = chain(&text, 1);
+            let (tip, tier) = (names[names.len() - 1], [Tier::Host, Tier::File][pick]);
+            let before: Vec<u64> = [Tier::Host, Tier::File].map(|t| tree.pages_in(t)).into();
+            match op {
+                0..=2 => {
+                    let held = tree.match_device(&names);
+                    let above = held.checked_sub(1).map(|i| names[i]);
+                    above.map(|a| tree.lock(a, None)).transpose().unwrap();
+                    let missing = (names.len() - held) as u64;
+                    if tree.reserve(missing, &mut events).is_ok() {
+                        let pages: Vec<Page> = names[held..].iter().map(|n| Page { name: *n, content: ContextHash(1) }).collect();
+                        prop_assert_eq!(tree.commit(above, &pages, &mut events), Ok(missing));
+                    }
+                    above.map(|a| tree.unlock(a)).transpose().unwrap();
+                    prop_assert_eq!(&before[..], [tree.pages_in(Tier::Host), tree.pages_in(Tier::File)]);
+                }
+                3 | 4 => for name in tree.lacking(tier, tip) {
+                    let (full, parent) = (tree.pages_in(tier) == tree.capacity(tier), tree.parent(name));
+                    let kept = tree.keep(tier, parent, Page { name, content: ContextHash(2) }, &mut events);
+                    prop_assert!(kept.is_ok() || full, "there was room: {:?}", kept);
+                    prop_assert_eq!(kept.is_ok(), tree.is_in(tier, name));
+                    if kept.is_err() { break; }
+                },
+                5 => {
+                    tree.lose(tier, tip, &mut events);
+                    prop_assert!(!tree.is_in(tier, tip));
+                }
+                _ => tree.touch(tip),
+            }
+            tree.check().unwrap();
+            for event in events.drain(..) {
+                match event {
+                    PageEvent::Stored(p) => prop_assert!(here.insert(p)),
+                    PageEvent::Promoted(p) => prop_assert!(here.contains(&p) && on_device.insert(p)),
+                    PageEvent::Demoted(p) => prop_assert!(on_device.remove(&p)),
+                    PageEvent::Dropped(p) => { on_device.remove(&p); prop_assert!(here.remove(&p)); }
+                }
+            }
+            // A page is stored on the device here, never found in a file.
+            on_device = tree.pages(Tier::Device).collect();
+            prop_assert_eq!(&here, &tree.all_pages().collect());
+            let matched = tree.match_any(&names);
+            prop_assert!(matched >= tree.match_device(&names));
+            prop_assert!(names[..matched].iter().all(|n| tree.content(*n).is_some()));
         }
     }
 }

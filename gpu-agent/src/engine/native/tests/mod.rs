@@ -4,13 +4,14 @@ mod files;
 mod golden;
 mod kernels;
 mod same_bits;
+mod tiers;
 mod tiny;
 mod transfers;
 mod turns;
 
 use super::{Model, NativeConfig, NativeEngine};
 use pinion_actors::{Engine as _, EngineOutput, Job};
-use pinion_schemas::{ChainHasher, Epoch, Micros, PageHash, RequestId, Sampling};
+use pinion_schemas::{ChainHasher, Epoch, Micros, PageHash, RequestId, Sampling, WorkerId};
 use pinion_transfer::pool::Usage;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
@@ -48,7 +49,7 @@ fn names(engine: &NativeEngine, tokens: &[u32]) -> Vec<PageHash> {
 
 impl Bench {
     fn new(model: &Arc<Model>, config: NativeConfig) -> Self {
-        let mut engine = NativeEngine::new(model.clone(), config, Epoch(1)).unwrap();
+        let mut engine = NativeEngine::new(model.clone(), config, &WorkerId::new("d0").unwrap(), Epoch(1)).unwrap();
         let (wake, woken) = channel();
         engine.wake_with(Arc::new(move || {
             let _ = wake.send(());
@@ -78,10 +79,10 @@ impl Bench {
             .expect("a step did not end");
     }
 
-    /// Runs until no turn is left.
+    /// Runs until no turn is left and no page on its way.
     fn drain(&mut self) -> Vec<EngineOutput> {
         let mut out = self.advance();
-        while !self.engine.turns.is_empty() {
+        while !self.engine.turns.is_empty() || self.engine.tiers.moves() {
             self.wait();
             out.extend(self.advance());
         }
@@ -95,6 +96,7 @@ impl Bench {
         let Usage { writing, pages, .. } = self.engine.inbox.pool().usage();
         assert_eq!((tree.locked(), tree.reserved(), writing), (0, 0, 0));
         assert_eq!(u64::from(pages), tree.resident());
+        self.engine.tiers.rest(tree).unwrap();
     }
 
     fn run(&mut self, id: u128, tokens: &[u32], max_new_tokens: u32) -> Vec<u32> {
