@@ -2,10 +2,12 @@
 
 mod chaos;
 mod config;
+mod evidence;
 mod inspect;
 mod model;
 mod replay;
 mod roles;
+mod roofline;
 mod trace;
 mod up;
 
@@ -92,6 +94,14 @@ enum Command {
     },
     /// Replay a trace against a running gateway.
     Replay(replay::ReplayArgs),
+    /// Compare two arms on identical requests.
+    Compare(evidence::CompareArgs),
+    /// Look at slices of the turns: where an arm is fast or slow.
+    Stratify(evidence::StratifyArgs),
+    /// Write a report of runs, one HTML file: tables, slices, losses, pictures.
+    Report(evidence::ReportArgs),
+    /// Print what work on a GPU takes at least: operations, bytes, which of them binds.
+    Roofline(roofline::RooflineArgs),
     /// Look at traces, sample, convert and make them up.
     #[command(subcommand)]
     Trace(trace::TraceCommand),
@@ -260,6 +270,10 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Worker(command) => worker(Tools::new(config), command)?,
         Command::Events { seconds } => Tools::new(config).events(None, seconds)?,
         Command::Replay(arguments) => return replay::run(&config, arguments),
+        Command::Compare(arguments) => evidence::compare(&arguments)?,
+        Command::Stratify(arguments) => evidence::stratify(&arguments)?,
+        Command::Report(arguments) => evidence::report(arguments)?,
+        Command::Roofline(arguments) => roofline::run(&arguments)?,
         Command::Trace(command) => trace::run(command, &config)?,
         Command::Chaos(command) => return chaos::chaos(&command),
         Command::Config => print!("{}", toml::to_string_pretty(&config)?),

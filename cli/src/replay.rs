@@ -5,11 +5,11 @@ use crate::model::Served;
 use crate::trace::{open_trace, tell_broken};
 use anyhow::{Context as _, bail};
 use clap::Args;
-use pinion_eval::replay::{PromptMode, ReplayOptions, bar, replay, write_jsonl};
+use pinion_eval::evidence::rows::{self, Head, Settings};
+use pinion_eval::replay::{PromptMode, ReplayOptions, bar, replay};
 use pinion_eval::trace::read;
 use pinion_eval::trace::tokens::Vocab;
-use std::fs::File;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -54,9 +54,15 @@ pub struct ReplayArgs {
     /// Fail if less than so many percent of the turns after a session's first are direct.
     #[arg(long, value_name = "PERCENT")]
     min_direct: Option<f64>,
-    /// Write one JSON object a turn to this file.
+    /// Write settings and one JSON object a turn to this file, for `pinion compare` and `pinion report`.
     #[arg(long)]
     out: Option<PathBuf>,
+    /// Name of what is measured, in that file.
+    #[arg(long, default_value = "pinion")]
+    arm: String,
+    /// Of made-up starts and of the jitter of retries: another one for each run of an arm.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
     /// Print the summary as JSON.
     #[arg(long)]
     json: bool,
@@ -65,6 +71,14 @@ pub struct ReplayArgs {
 fn seconds(name: &str, value: f64) -> anyhow::Result<Duration> {
     Duration::try_from_secs_f64(value)
         .with_context(|| format!("--{name} {value} is no time span: give seconds, 0 or more"))
+}
+
+/// The last part of a path.
+pub fn file_name(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or(path.as_os_str())
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Replays, prints, and says by the exit code whether turns failed.
@@ -89,17 +103,22 @@ pub fn run(config: &Config, arguments: ReplayArgs) -> anyhow::Result<ExitCode> {
     options.sessions = arguments.sessions;
     options.max_turns = arguments.max_turns;
     options.concurrency = arguments.concurrency;
+    options.seed = arguments.seed;
     options.max_output_tokens = arguments.max_output;
     options.max_input_tokens = arguments.max_input;
     options.session_prefix = format!("r{}-", std::process::id());
     if arguments.exact_blocks {
         options.prompts = PromptMode::Blocks;
     }
+    let head = Head {
+        arm: arguments.arm,
+        seed: arguments.seed,
+        settings: Settings::of(&file_name(path), &report.trace, &options),
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let summary = runtime.block_on(replay(report.trace, options, bar()))?;
     if let Some(out) = &arguments.out {
-        let file = File::create(out).with_context(|| format!("cannot write {}", out.display()))?;
-        write_jsonl(&summary.records, &mut std::io::BufWriter::new(file))?;
+        rows::write(out, &head, &summary.records)?;
     }
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&summary)?);

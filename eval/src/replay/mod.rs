@@ -41,7 +41,7 @@ mod tests;
 
 pub use client::MAX_RETRIES;
 pub use progress::{Progress, bar};
-pub use report::{Failure, Paths, Reason, Spread, Summary, TurnRecord, write_jsonl};
+pub use report::{Failure, Paths, Reason, Summary, TurnRecord};
 pub use sse::{EventTooLong, MAX_EVENT_BYTES, SseParser};
 
 use crate::stats::SplitMix64;
@@ -305,6 +305,7 @@ async fn play(shared: Arc<Shared>, place: usize, planned: Planned, records: mpsc
             session: session.id.clone(),
             turn: index,
             at_s: at.as_secs_f64(),
+            pause_s: (index > 0).then_some(pause.as_secs_f64()),
             input: prompts.tokens().len(),
             carried,
             reset,
@@ -320,6 +321,7 @@ async fn play(shared: Arc<Shared>, place: usize, planned: Planned, records: mpsc
             finish_reason: got.finish_reason,
             retries: got.retries,
             error: got.failure,
+            ..TurnRecord::default()
         };
         answer = if record.error.is_none() { got.tokens } else { Vec::new() };
         if records.send(record).is_err() {

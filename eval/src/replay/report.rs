@@ -1,11 +1,11 @@
 //! The rows of a replay and what they come to.
 
-use crate::stats::{mean, percentile};
+use crate::stats::Spread;
 use pinion_schemas::reasons::{Path, SeedReason};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
-use std::io;
+use std::str::FromStr;
 
 /// Longest [`Failure::detail`], characters.
 const MAX_DETAIL: usize = 300;
@@ -37,21 +37,43 @@ pub enum Reason {
     UsageMismatch,
 }
 
+impl Reason {
+    /// All but [`Reason::Http`], with their labels.
+    const LABELS: [(Self, &'static str); 10] = [
+        (Self::Connect, "connect"),
+        (Self::NoAnswer, "no-answer"),
+        (Self::Timeout, "timeout"),
+        (Self::BadChunk, "bad-chunk"),
+        (Self::BrokenStream, "broken-stream"),
+        (Self::ServerError, "server-error"),
+        (Self::Aborted, "aborted"),
+        (Self::ShortStream, "short-stream"),
+        (Self::LongStream, "long-stream"),
+        (Self::UsageMismatch, "usage-mismatch"),
+    ];
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Connect => "connect",
-            Self::NoAnswer => "no-answer",
-            Self::Timeout => "timeout",
-            Self::Http(status) => return write!(f, "http-{status}"),
-            Self::BadChunk => "bad-chunk",
-            Self::BrokenStream => "broken-stream",
-            Self::ServerError => "server-error",
-            Self::Aborted => "aborted",
-            Self::ShortStream => "short-stream",
-            Self::LongStream => "long-stream",
-            Self::UsageMismatch => "usage-mismatch",
-        })
+        if let Self::Http(status) = self {
+            return write!(f, "http-{status}");
+        }
+        let label = Self::LABELS.iter().find(|(reason, _)| reason == self);
+        f.write_str(label.map_or("unknown", |(_, label)| label))
+    }
+}
+
+impl FromStr for Reason {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(status) = text.strip_prefix("http-").and_then(|status| status.parse().ok()) {
+            return Ok(Self::Http(status));
+        }
+        let known = Self::LABELS.iter().find(|(_, label)| *label == text);
+        known
+            .map(|(reason, _)| *reason)
+            .ok_or_else(|| format!("{text} is no reason of a failure"))
     }
 }
 
@@ -61,8 +83,14 @@ impl Serialize for Reason {
     }
 }
 
+impl<'de> Deserialize<'de> for Reason {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
 /// A failed turn.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// The kind.
     pub reason: Reason,
@@ -71,14 +99,16 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub(super) fn new(reason: Reason, detail: impl AsRef<str>) -> Self {
+    /// The words are cut to [`MAX_DETAIL`] characters.
+    pub fn new(reason: Reason, detail: impl AsRef<str>) -> Self {
         let detail = detail.as_ref().trim().chars().take(MAX_DETAIL).collect();
         Self { reason, detail }
     }
 }
 
 /// One turn as it was played.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TurnRecord {
     /// The session's id in the trace.
     pub session: String,
@@ -86,6 +116,8 @@ pub struct TurnRecord {
     pub turn: usize,
     /// When it was sent, seconds from the start of the replay.
     pub at_s: f64,
+    /// Pause between the end of the session's turn before and this one, seconds; none for a first turn.
+    pub pause_s: Option<f64>,
     /// Tokens of the prompt.
     pub input: usize,
     /// Leading tokens taken over from the previous prompt and its answer (see [`super`]).
@@ -108,6 +140,12 @@ pub struct TurnRecord {
     pub truncated: bool,
     /// Prompt tokens that were not computed, if the server said so.
     pub cached_tokens: Option<u32>,
+    /// The worker that decoded it, if known (simulated arms know).
+    pub decode: Option<String>,
+    /// The worker that prefilled for it, if known and another one.
+    pub prefill: Option<String>,
+    /// Tokens by which the session's backup lagged when the turn had ended, if known.
+    pub staleness: Option<u32>,
     /// The server's name for the request, as `pinion session explain` takes it.
     pub request: Option<String>,
     /// The last finish reason.
@@ -118,45 +156,10 @@ pub struct TurnRecord {
     pub error: Option<Failure>,
 }
 
-/// Writes one JSON object per line.
-///
-/// # Errors
-/// Those of `writer`.
-pub fn write_jsonl<'a>(
-    records: impl IntoIterator<Item = &'a TurnRecord>,
-    writer: &mut impl io::Write,
-) -> io::Result<()> {
-    for record in records {
-        serde_json::to_writer(&mut *writer, record)?;
-        writer.write_all(b"\n")?;
-    }
-    Ok(())
-}
-
-/// Mean and percentiles of some values.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Spread {
-    /// Number of values.
-    pub count: usize,
-    /// Arithmetic mean.
-    pub mean: f64,
-    /// Median.
-    pub p50: f64,
-    /// 90th percentile.
-    pub p90: f64,
-    /// 99th percentile.
-    pub p99: f64,
-}
-
-impl Spread {
-    fn of(values: &[f64]) -> Option<Self> {
-        Some(Self {
-            count: values.len(),
-            mean: mean(values)?,
-            p50: percentile(values, 0.5)?,
-            p90: percentile(values, 0.9)?,
-            p99: percentile(values, 0.99)?,
-        })
+impl TurnRecord {
+    /// The one failure rule of all tables (digest §1.13): an error, an abort or a refusal, whatever had come until then.
+    pub const fn failed(&self) -> bool {
+        self.error.is_some()
     }
 }
 
@@ -178,7 +181,8 @@ pub struct Paths {
 }
 
 impl Paths {
-    fn of<'a>(records: impl Iterator<Item = &'a TurnRecord>) -> Self {
+    /// Counts those of `records`.
+    pub fn of<'a>(records: impl Iterator<Item = &'a TurnRecord>) -> Self {
         let mut paths = Self::default();
         for record in records {
             paths.turns += 1;
@@ -268,7 +272,7 @@ pub struct Summary {
 impl Summary {
     /// Sums up `records` of a replay that took `wall_s` seconds.
     pub fn of(records: Vec<TurnRecord>, wall_s: f64) -> Self {
-        let good = || records.iter().filter(|r| r.error.is_none());
+        let good = || records.iter().filter(|r| !r.failed());
         let told = || good().filter(|r| r.cached_tokens.is_some());
         let told_input: u64 = told().map(|r| r.input as u64).sum();
         let times = |path: Option<Path>| -> Vec<f64> {

@@ -20,6 +20,7 @@ pub use error::{BrokenLine, LineError, ReadError};
 pub use read::{MAX_BROKEN_LINES, MAX_LINE_BYTES, MAX_LINES, Report, detect, open, read, stream};
 pub use write::{write, write_session};
 
+use crate::stats::mix64;
 use pinion_schemas::Micros;
 
 /// Most tokens of one input or output; a guard against nonsense, not a limit of a model.
@@ -130,6 +131,37 @@ impl Trace {
     /// Requests of all sessions.
     pub fn request_count(&self) -> usize {
         self.sessions.iter().map(|s| s.turns.len()).sum()
+    }
+
+    /// A number that two traces share only if they are the same, short of an accident of 64 bits.
+    pub fn fingerprint(&self) -> u64 {
+        let mut sum = 0;
+        let mut add = |n: u64| sum = mix64(sum ^ n);
+        for session in &self.sessions {
+            for n in [
+                tokens::namespace_of(&session.id),
+                session.start.0,
+                session.namespace,
+                u64::from(session.head_tokens),
+                session.turns.len() as u64,
+            ] {
+                add(n);
+            }
+            for turn in &session.turns {
+                for n in [
+                    u64::from(turn.input_tokens),
+                    u64::from(turn.output_tokens),
+                    turn.think.0,
+                ] {
+                    add(n);
+                }
+                for run in &turn.blocks {
+                    add(run.start);
+                    add(u64::from(run.len));
+                }
+            }
+        }
+        sum
     }
 }
 

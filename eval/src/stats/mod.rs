@@ -1,6 +1,10 @@
 //! Statistics of the evaluation protocol (digest §4.1-4.2). No result is ever NaN: a figure that does not exist is
 //! `None`, and so is every figure of values that are not all finite.
 
+pub mod bootstrap;
+
+use serde::Serialize;
+
 /// Scrambles 64 bits (the finaliser of `SplitMix64`, Steele et al. 2014).
 pub const fn mix64(n: u64) -> u64 {
     let mut z = n.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -29,31 +33,6 @@ impl SplitMix64 {
     /// A number below `n`; 0 if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
-    }
-}
-
-/// How a request ended, as far as statistics care.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Outcome {
-    /// An error was reported.
-    pub error: bool,
-    /// No error, but the answer was aborted or refused (finish reason abort or bad request).
-    pub aborted: bool,
-    /// Output tokens asked for.
-    pub requested_tokens: u32,
-    /// Output tokens received.
-    pub actual_tokens: u32,
-}
-
-impl Outcome {
-    /// The one failure rule of all tables (digest §1.13): error or abort. Latencies are taken over the other rows only.
-    pub const fn failed(&self) -> bool {
-        self.error || self.aborted
-    }
-
-    /// More than one token asked for and under half of them received (digest §1.13).
-    pub const fn truncated(&self) -> bool {
-        self.requested_tokens > 1 && (self.actual_tokens as u64) * 2 < self.requested_tokens as u64
     }
 }
 
@@ -103,42 +82,32 @@ pub fn std_dev(values: &[f64]) -> Option<f64> {
     Some((squares / (values.len() - 1) as f64).sqrt()).filter(|s| s.is_finite())
 }
 
-/// A confidence interval, in the unit of the values.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Interval {
-    /// 2.5 % end.
-    pub low: f64,
-    /// 97.5 % end.
-    pub high: f64,
+/// Mean and percentiles of some values.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    /// Number of values.
+    pub count: usize,
+    /// Arithmetic mean.
+    pub mean: f64,
+    /// Median.
+    pub p50: f64,
+    /// 90th percentile.
+    pub p90: f64,
+    /// 99th percentile.
+    pub p99: f64,
 }
 
-/// 95 % bootstrap interval of `statistic`: `resamples` draws of n with replacement; the ends are
-/// sorted\[int(0.025(B−1))\] and sorted\[int(0.975(B−1))\] (digest §4.2, M1). Needs two values and one resample.
-///
-/// Give it the pooled values of all runs, or, for a pair of systems, the differences.
-pub fn bootstrap_ci(
-    values: &[f64],
-    statistic: impl Fn(&[f64]) -> Option<f64>,
-    resamples: usize,
-    seed: u64,
-) -> Option<Interval> {
-    if values.len() < 2 || resamples == 0 {
-        return None;
+impl Spread {
+    /// Of `values`; `None` if there are none, or one is not finite.
+    pub fn of(values: &[f64]) -> Option<Self> {
+        Some(Self {
+            count: values.len(),
+            mean: mean(values)?,
+            p50: percentile(values, 0.5)?,
+            p90: percentile(values, 0.9)?,
+            p99: percentile(values, 0.99)?,
+        })
     }
-    let mut generator = SplitMix64::new(seed);
-    let mut draw = Vec::with_capacity(values.len());
-    let mut results = Vec::with_capacity(resamples);
-    for _ in 0..resamples {
-        draw.clear();
-        draw.extend((0..values.len()).filter_map(|_| values.get(generator.below(values.len()))));
-        results.push(statistic(&draw)?);
-    }
-    let results = sorted(&results)?;
-    let end = |q: f64| results.get(((results.len() - 1) as f64 * q) as usize).copied();
-    Some(Interval {
-        low: end(0.025)?,
-        high: end(0.975)?,
-    })
 }
 
 #[cfg(test)]
@@ -169,21 +138,15 @@ mod tests {
         assert_eq!(mean(&[]), None);
         assert_eq!(mean(&[f64::INFINITY]), None);
         assert_eq!(std_dev(&[1.0]), None);
-        assert_eq!(bootstrap_ci(&[1.0], mean, 100, 1), None);
-        assert_eq!(bootstrap_ci(&[1.0, f64::NAN], mean, 100, 1), None);
+        assert_eq!(Spread::of(&[1.0, f64::NAN]), None);
     }
 
     #[test]
-    fn spread_and_interval() {
+    fn the_spread_is_that_of_a_sample() {
         assert!(near(
             std_dev(&[2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]),
             (32.0f64 / 7.0).sqrt()
         ));
-        let hundred: Vec<f64> = (1..=100).map(f64::from).collect();
-        let ci = bootstrap_ci(&hundred, mean, 2000, 20_260_512).unwrap();
-        // Standard error of the mean: 28.87 / 10; the 95 % ends lie near 50.5 ± 5.66.
-        assert!((ci.low - 44.84).abs() < 0.8 && (ci.high - 56.16).abs() < 0.8, "{ci:?}");
-        assert_eq!(bootstrap_ci(&hundred, mean, 2000, 20_260_512), Some(ci));
     }
 
     #[test]
@@ -193,33 +156,5 @@ mod tests {
         assert_eq!(g.next_u64(), 6_457_827_717_110_365_317);
         assert_eq!(g.next_u64(), 3_203_168_211_198_807_973);
         assert_eq!(g.below(0), 0);
-    }
-
-    #[test]
-    fn failure_rule() {
-        assert!(!Outcome::default().failed());
-        assert!(
-            Outcome {
-                aborted: true,
-                ..Outcome::default()
-            }
-            .failed()
-        );
-        assert!(
-            Outcome {
-                requested_tokens: 10,
-                actual_tokens: 4,
-                ..Outcome::default()
-            }
-            .truncated()
-        );
-        assert!(
-            !Outcome {
-                requested_tokens: 10,
-                actual_tokens: 5,
-                ..Outcome::default()
-            }
-            .truncated()
-        );
     }
 }
